@@ -1,0 +1,81 @@
+"""The wire shapes both the provider's API and the coordinator speak: errors and server-sent events.
+
+Standard library only, so that either side can import it at no cost.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_BODY_BYTES = 16 * 2**20
+"""Largest request body (413 beyond it)."""
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal or failure as a value: the same object feeds the log, the metric and the HTTP body.
+
+    `type` and `code` are closed vocabularies (docs/protocol.md); `detail` holds further members of the
+    error object, such as `n_prompt_tokens`; `retryable` means another provider, or a later try, may succeed.
+    """
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_s: int | None = None
+    detail: Mapping[str, int | str | None] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of an error answer, in OpenAI's form."""
+        error = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
+        return {"error": {**error, **self.detail}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+def invalid_request(message: str, param: str | None = None, code: str = "invalid_value") -> Failure:
+    return Failure(400, "invalid_request_error", code, message, param)
+
+
+def context_exceeded(n_prompt_tokens: int, n_ctx: int, message: str | None = None) -> Failure:
+    """The prompt, or the chat as it has grown, cannot fit (OpenAI's 400 with llama.cpp's members)."""
+    said = message or (
+        f"The prompt has {n_prompt_tokens} tokens and the context holds {n_ctx}: "
+        "shorten the prompt, or serve the model with a larger --context-length."
+    )
+    detail = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
+    return Failure(400, "exceed_context_size_error", "context_length_exceeded", said, detail=detail)
+
+
+def model_not_found(model: str, known: list[str]) -> Failure:
+    names = ", ".join(known) or "none"
+    message = f"The model {model!r} is not served here. Served: {names}."
+    return Failure(404, "invalid_request_error", "model_not_found", message, "model")
+
+
+def queue_full(message: str, retry_after_s: int = 1) -> Failure:
+    return Failure(429, "rate_limit_error", "queue_full", message, retryable=True, retry_after_s=retry_after_s)
+
+
+def unavailable(message: str, code: str = "service_unavailable", retry_after_s: int = 1) -> Failure:
+    return Failure(503, "service_unavailable", code, message, retryable=True, retry_after_s=retry_after_s)
+
+
+def internal_error(message: str, code: str = "internal_error", retryable: bool = False) -> Failure:
+    return Failure(500, "internal_error", code, message, retryable=retryable)
+
+
+def sse_data(payload: Any) -> bytes:
+    """One server-sent event carrying JSON."""
+    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def sse_comment(text: str) -> bytes:
+    return b": " + text.encode() + b"\n\n"
