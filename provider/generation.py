@@ -84,10 +84,14 @@ class TextTokenizer(Protocol):
     """The text side of a model. Implemented by provider.models.tokenizer."""
 
     eos_token_ids: frozenset[int]
+    special_tokens: frozenset[str]
+    """The strings of the tokens marked special (`<|im_end|>`): those that `decode` skips. Ordinary added
+    tokens, such as `<think>`, are not among them."""
     chat_template: str | None
 
-    def encode(self, text: str) -> list[int]:
-        """Special tokens written in `text` are recognised; none are added."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """No token is added. With `special`, special tokens written in `text` are recognised; without it
+        they are ordinary text (`tokenizers`: `encode_special_tokens`), so nobody can write a control token."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -118,7 +122,9 @@ class Serving(Protocol):
         """Raises RequestFailed(404) for a model that is not served here."""
         ...
 
-    def generate(self, model_id: str, request: GenerationRequest) -> AsyncGenerator[Delta | Notice | Finished]:
+    def generate(
+        self, model_id: str, request: GenerationRequest
+    ) -> AsyncGenerator[Delta | Notice | Finished]:
         """Events in order, `Finished` last. Raises RequestFailed, before the first event for a refusal.
 
         Closing the generator early (aclose, or the task's cancellation) cancels the sequence within one
