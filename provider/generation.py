@@ -91,7 +91,7 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """No token is added. With `special`, special tokens written in `text` are recognised; without it
-        they are ordinary text (`tokenizers`: `encode_special_tokens`), so nobody can write a control token."""
+        they are ordinary text (`tokenizers`: `encode_special_tokens`)."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
