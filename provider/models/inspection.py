@@ -1,0 +1,184 @@
+"""What can be said of a model directory, also of one that is broken or foreign: nothing is loaded.
+
+`inspect_model` answers for anything that has a readable config.json; `checkpoint.read_checkpoint` is the
+strict form for whoever is about to serve it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from provider.errors import ModelError, ModelUnsupported
+from provider.models.architecture import Architecture, read_architecture, text_config
+from provider.models.eos import eos_token_ids
+from provider.models.json_file import read_json_object
+from provider.models.quantization import foreign_quantization, quantization_summary
+from provider.models.weight_files import Weights, read_weights
+
+SERVED_FAMILIES = frozenset({"qwen3_5"})
+UNDERSTOOD_FAMILIES = frozenset({"qwen3_5", "qwen3_5_moe"})
+"""Those whose dimensions can be read, served or not."""
+
+FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class MtpDeclaration(StrEnum):
+    """Whether a checkpoint says that it brings a prediction head (`mtplx_mtp` in config.json)."""
+
+    DECLARED = "declared"
+    ABSENT = "absent"
+    UNDETERMINABLE = "undeterminable"
+
+    @property
+    def inactive_reason(self) -> str:
+        """Why nothing is drafted: this release has no drafting engine, whatever is declared."""
+        return "config_disabled" if self is MtpDeclaration.ABSENT else "engine_inactive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """`problems` are faults of the files; `unsupported` is why it is not served even with healthy files.
+
+    `architecture` is None for a foreign family, `weights` when a weight file is missing or broken.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    architecture: Architecture | None
+    weights: Weights | None
+    eos_token_ids: frozenset[int]
+    unsupported: str | None
+    problems: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        return model_family(self.config)
+
+    @property
+    def context_length(self) -> int | None:
+        return _positive(text_config(self.config).get("max_position_embeddings"))
+
+    @property
+    def vocab_size(self) -> int | None:
+        return _positive(text_config(self.config).get("vocab_size"))
+
+    @property
+    def dtype(self) -> str | None:
+        """Of activations and KV: the embedding's, or that of its scales where it is quantised."""
+        return None if self.weights is None else _activation_dtype(self.weights)
+
+    @property
+    def size_bytes(self) -> int | None:
+        return None if self.weights is None else self.weights.size_bytes
+
+    @property
+    def quantization(self) -> str | None:
+        return quantization_summary(self.config)
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        if self.architecture is None or self.dtype is None:
+            return None
+        return self.architecture.kv_bytes_per_token(ITEMSIZE[self.dtype])
+
+    @property
+    def state_bytes(self) -> int | None:
+        if self.architecture is None or self.dtype is None:
+            return None
+        return self.architecture.state_bytes(ITEMSIZE[self.dtype])
+
+    @property
+    def vision(self) -> bool:
+        """A tower is declared, and not known to have been stripped from the weights."""
+        declared = isinstance(self.config.get("vision_config"), dict)
+        return declared and (self.weights is None or any(map(_is_vision, self.weights.tensors)))
+
+    @property
+    def mtp(self) -> MtpDeclaration:
+        declaration = self.config.get("mtplx_mtp")
+        included = isinstance(declaration, dict) and declaration.get("included") is True
+        return MtpDeclaration.DECLARED if included else MtpDeclaration.ABSENT
+
+
+def inspect_model(directory: Path) -> Inspection:
+    """Raises ModelError only when config.json itself is missing or cannot be read."""
+    config = read_json_object(directory / "config.json")
+    problems: list[str] = []
+    weights = _weights(directory, problems)
+    eos = _eos(directory, problems)
+    architecture, unsupported = _architecture(config)
+    return Inspection(
+        directory=directory,
+        config=config,
+        architecture=architecture,
+        weights=weights,
+        eos_token_ids=eos,
+        unsupported=unsupported or _unserved(config, weights),
+        problems=tuple(problems),
+    )
+
+
+def model_family(config: Mapping[str, Any]) -> str:
+    """`model_type`, trimmed, lower-cased and without `_text` (docs/mtp.md); empty when there is none."""
+    declared = config.get("model_type")
+    return declared.strip().lower().removesuffix("_text") if isinstance(declared, str) else ""
+
+
+def _weights(directory: Path, problems: list[str]) -> Weights | None:
+    try:
+        return read_weights(directory)
+    except ModelError as error:
+        problems.append(str(error))
+        return None
+
+
+def _eos(directory: Path, problems: list[str]) -> frozenset[int]:
+    try:
+        return eos_token_ids(directory)
+    except ModelError as error:
+        problems.append(str(error))
+        return frozenset()
+
+
+def _architecture(config: Mapping[str, Any]) -> tuple[Architecture | None, str | None]:
+    """The dimensions, or None and why the config cannot be served."""
+    if model_family(config) not in UNDERSTOOD_FAMILIES:
+        return None, None
+    try:
+        return read_architecture(config), None
+    except ModelUnsupported as error:
+        return None, str(error)
+
+
+def _unserved(config: Mapping[str, Any], weights: Weights | None) -> str | None:
+    family = model_family(config)
+    if family not in SERVED_FAMILIES:
+        served = ", ".join(sorted(SERVED_FAMILIES))
+        return f"The family {family or 'unknown'!r} is not served; this release serves {served}."
+    method = foreign_quantization(config)
+    if method is not None:
+        return f"Quantised with {method}: convert it with mlx_lm.convert, or serve an MLX conversion of it."
+    if weights is not None and _activation_dtype(weights) is None:
+        return "The dtype of its embedding is none of float32, bfloat16 and float16."
+    return None
+
+
+def _activation_dtype(weights: Weights) -> str | None:
+    """Scales of the mxfp formats are bytes: there the norms tell."""
+    for suffix in ("embed_tokens.scales", "embed_tokens.weight", "model.norm.weight"):
+        found = (info.dtype for name, info in weights.tensors.items() if name.endswith(suffix))
+        dtype = FLOAT_DTYPES.get(next(found, ""))
+        if dtype is not None:
+            return dtype
+    return None
+
+
+def _is_vision(tensor: str) -> bool:
+    return tensor.startswith(("vision_tower", "visual.", "model.visual"))
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

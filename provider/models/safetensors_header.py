@@ -1,0 +1,72 @@
+"""What a safetensors file holds, read from its header without touching the weights.
+
+Format: an unsigned 64-bit little-endian header length, that many bytes of JSON (name -> dtype, shape and
+data offsets counted from the end of the header), then the payload. https://github.com/huggingface/safetensors
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provider.errors import ModelError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+REMEDY = "download the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    dtype: str
+    """As safetensors names it: BF16, F32, U32 ..."""
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsHeader:
+    tensors: dict[str, TensorInfo]
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.tensors.values())
+
+
+def read_header(path: Path) -> SafetensorsHeader:
+    """Raises ModelError, naming the file, when it is missing, cut short or not safetensors."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            raw = file.read(length) if 2 <= length <= MAX_HEADER_BYTES else b""
+        file_bytes = path.stat().st_size
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing: {REMEDY}.") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}): check its permissions.") from error
+    if not raw or len(raw) < length:
+        raise ModelError(f"{path} is cut short or not a safetensors file: {REMEDY}.")
+    header = _parse(path, raw)
+    end = max((stop for _, stop in header.values()), default=0)
+    if file_bytes < 8 + length + end:
+        missing = 8 + length + end - file_bytes
+        raise ModelError(f"{path} is cut short by {missing} bytes: {REMEDY}.")
+    return SafetensorsHeader({name: tensor for name, (tensor, _) in header.items()})
+
+
+def _parse(path: Path, raw: bytes) -> dict[str, tuple[TensorInfo, int]]:
+    """name -> (tensor, where its payload ends)."""
+    try:
+        entries = json.loads(raw)
+        return {name: _tensor(entry) for name, entry in entries.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{path} has a damaged safetensors header: {REMEDY}.") from error
+
+
+def _tensor(entry: dict[str, Any]) -> tuple[TensorInfo, int]:
+    start, stop = entry["data_offsets"]
+    if not 0 <= start <= stop:
+        raise ValueError("offsets out of order")
+    shape = tuple(int(size) for size in entry["shape"])
+    return TensorInfo(str(entry["dtype"]), shape, stop - start), stop
