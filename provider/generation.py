@@ -59,6 +59,12 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     kind: Literal["preempted", "preempt-keepalive", "resumed", "recomputed"]
 
 
+class Entered(msgspec.Struct, frozen=True, tag="entered"):
+    """The sequence has been given room and is being worked on. Stays inside the provider."""
+
+    request_id: str
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The normal end. `completion_tokens` counts every sampled token, a stop token included."""
 
@@ -77,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     failure: Failure
 
 
-Event = Delta | Notice | Finished | Failed
+Event = Delta | Notice | Finished | Failed | Entered
 
 
 class TextTokenizer(Protocol):
@@ -122,9 +128,7 @@ class Serving(Protocol):
         """Raises RequestFailed(404) for a model that is not served here."""
         ...
 
-    def generate(
-        self, model_id: str, request: GenerationRequest
-    ) -> AsyncGenerator[Delta | Notice | Finished]:
+    def generate(self, model_id: str, request: GenerationRequest) -> AsyncGenerator[Delta | Notice | Finished]:
         """Events in order, `Finished` last. Raises RequestFailed, before the first event for a refusal.
 
         Closing the generator early (aclose, or the task's cancellation) cancels the sequence within one

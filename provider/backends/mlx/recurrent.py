@@ -1,0 +1,95 @@
+"""Where the recurrent rows of decoding sequences live: one array per layer and kind, one row per sequence.
+
+A step's recurrence reads the arrays whole and replaces them whole, so nothing is stacked, split or copied per step.
+A sequence that joins is written in place into a row another has left; only when there is none do the arrays grow
+by a row. Rows left empty at the next step are filled from the end and cut off, so no step computes a dead row.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(slots=True)
+class Recurrent:
+    """One layer's state: `conv` [N, k-1, conv_dim] in model dtype, `state` [N, nv, dv, dk] float32."""
+
+    conv: mx.array
+    state: mx.array
+
+    def write(self, row: int, one: "Recurrent") -> None:
+        """Puts `one` (N = 1) into a row, in place."""
+        self.conv[row] = one.conv[0]
+        self.state[row] = one.state[0]
+
+    def append(self, one: "Recurrent") -> None:
+        self.conv = mx.concatenate([self.conv, one.conv])
+        self.state = mx.concatenate([self.state, one.state])
+
+    def move(self, source: int, target: int) -> None:
+        self.conv[target] = self.conv[source]
+        self.state[target] = self.state[source]
+
+    def cut(self, rows: int) -> None:
+        self.conv = self.conv[:rows]
+        self.state = self.state[:rows]
+
+
+class Slots:
+    """The rows of all recurrent layers together. Owner: the backend."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers: list[Recurrent | None] = [None] * layers
+        self._rows: list[str | None] = []
+
+    @property
+    def ids(self) -> list[str]:
+        """The sequences in row order; valid after `compact`."""
+        return [one for one in self._rows if one is not None]
+
+    def join(self, id: str, states: list[Recurrent]) -> None:
+        """Takes over a sequence's own rows, one (N = 1) per layer."""
+        if None in self._rows:
+            row = self._rows.index(None)
+            for held, one in zip(self._held(), states, strict=True):
+                held.write(row, one)
+            self._rows[row] = id
+            return
+        for number, one in enumerate(states):
+            layer = self._layers[number]
+            if layer is None:
+                self._layers[number] = Recurrent(one.conv, one.state)
+            else:
+                layer.append(one)
+        self._rows.append(id)
+
+    def leave(self, id: str) -> bool:
+        if id not in self._rows:
+            return False
+        self._rows[self._rows.index(id)] = None
+        if not self.ids:
+            self._rows, self._layers = [], [None] * len(self._layers)
+        return True
+
+    def compact(self) -> None:
+        """Fills empty rows from the end, so that rows and sequences are one to one."""
+        while None in self._rows:
+            last = len(self._rows) - 1
+            hole = self._rows.index(None)
+            for layer in self._held():
+                if hole != last:
+                    layer.move(last, hole)
+                layer.cut(last)
+            self._rows[hole] = self._rows[last]
+            self._rows.pop()
+
+    def layer(self, number: int) -> Recurrent:
+        found = self._layers[number]
+        assert found is not None, "a step without rows"
+        return found
+
+    def arrays(self) -> list[mx.array]:
+        return [array for one in self._held() for array in (one.conv, one.state)]
+
+    def _held(self) -> list[Recurrent]:
+        return [layer for layer in self._layers if layer is not None]

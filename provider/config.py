@@ -1,0 +1,161 @@
+"""What a provider is told: flags beat environment beats provider.toml beats defaults, validated once.
+
+Every `_gb` key is GiB, decimals allowed. An unparsable file, an unknown key or a value of the wrong form is a
+ConfigError that names the key and the accepted form.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from provider.errors import ConfigError
+from provider.memory.caps import GIB
+
+ExactMode = Literal["off", "auto", "on"]
+MtpMode = Literal["auto", "on", "off"]
+NoticeMode = Literal["comment", "chunk", "off"]
+BackendName = Literal["mlx", "sim"]
+
+Positive = Annotated[int, Field(ge=1)]
+Gb = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProviderSection(Section):
+    memory_reserve_gb: Gb = 4.0
+    memory_limit_gb: Gb | None = None
+    name: str | None = None
+
+
+class EngineSection(Section):
+    mtp_mode: MtpMode = "auto"
+    exact: ExactMode = "off"
+    preempt_ram_gb: Gb | None = None
+    preempt_disk_gb: Gb | None = None
+    max_concurrent: Positive = 8
+    context_length: Positive | None = None
+    kv_pool_tokens: Positive | None = None
+    mtp_drafter_path: str | None = None
+    notices: NoticeMode = "comment"
+
+
+class CoordinatorSection(Section):
+    url: str | list[str] = Field(default_factory=list)
+
+
+class ModelsSection(Section):
+    enabled: list[str] = Field(default_factory=list)
+    preload: list[str] = Field(default_factory=list)
+    idle_timeout_mins: Gb | None = None
+
+
+class ConfigFile(Section):
+    provider: ProviderSection = ProviderSection()
+    engine: EngineSection = EngineSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
+    models: ModelsSection = ModelsSection()
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderConfig:
+    """The one answer to every question of configuration. `max_waiting` bounds a model's waiting room."""
+
+    provider: ProviderSection
+    engine: EngineSection
+    models: tuple[str, ...]
+    coordinators: tuple[str, ...]
+    data_dir: Path
+    backend: BackendName = "mlx"
+    idle_timeout_mins: float | None = None
+    mtp_killed: bool = False
+    max_waiting: int = 1024
+
+    @property
+    def memory_reserve_bytes(self) -> int:
+        return int(self.provider.memory_reserve_gb * GIB)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        limit = self.provider.memory_limit_gb
+        return None if limit is None else int(limit * GIB)
+
+    def without_effect(self) -> list[str]:
+        """The keys that are set and that this release does not act on; start-up warns of each."""
+        told = {
+            "engine.preempt_ram_gb": self.engine.preempt_ram_gb,
+            "engine.preempt_disk_gb": self.engine.preempt_disk_gb,
+            "engine.mtp_drafter_path": self.engine.mtp_drafter_path,
+            "models.idle_timeout_mins": self.idle_timeout_mins,
+        }
+        return [key for key, value in told.items() if value is not None]
+
+
+def default_config_file() -> Path:
+    return Path.home() / ".config" / "darkbloom" / "provider.toml"
+
+
+def data_directory(flag: Path | None, env: Mapping[str, str] = os.environ) -> Path:
+    told = flag or env.get("DARKBLOOM_DATA_DIR")
+    return Path(told).expanduser().absolute() if told else Path.home() / ".local" / "share" / "darkbloom"
+
+
+def read_config(
+    flags: Mapping[str, Any],
+    models: tuple[str, ...] = (),
+    coordinators: tuple[str, ...] = (),
+    name: str | None = None,
+    backend: str = "mlx",
+    data_dir: Path | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> ProviderConfig:
+    """`flags`: engine keys as given on the command line, None where they were not."""
+    told = _read_file(file or default_config_file())
+    given = {key: value for key, value in flags.items() if value is not None}
+    if backend not in ("mlx", "sim"):
+        raise ConfigError(f"--backend {backend!r}: expected mlx or sim")
+    provider = told.provider if name is None else told.provider.model_copy(update={"name": name})
+    urls = told.coordinator.url if isinstance(told.coordinator.url, list) else [told.coordinator.url]
+    return ProviderConfig(
+        provider=provider,
+        engine=_override(told.engine, given),
+        models=models or tuple(told.models.enabled),
+        coordinators=coordinators or tuple(urls),
+        data_dir=data_directory(data_dir, env),
+        backend=backend,  # type: ignore[arg-type]  # checked above
+        idle_timeout_mins=told.models.idle_timeout_mins,
+        mtp_killed=env.get("DARKBLOOM_MTP", "").strip().lower() in ("0", "false", "no", "off"),
+    )
+
+
+def _override(section: EngineSection, given: Mapping[str, Any]) -> EngineSection:
+    try:
+        return EngineSection.model_validate({**section.model_dump(), **given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = "--" + str(first["loc"][0]).replace("_", "-")
+        raise ConfigError(f"{flag} {first.get('input')!r}: {first['msg']}") from None
+
+
+def _read_file(path: Path) -> ConfigFile:
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return ConfigFile()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        return ConfigFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        said = "is not a known key" if first["type"] == "extra_forbidden" else f": {first['msg']}"
+        raise ConfigError(f"{path}: {key} {said}") from None

@@ -1,0 +1,166 @@
+"""The loop of one model: inbox -> plan -> backend -> commit -> events.
+
+Synchronous, and owned by one thread; everything outside talks to it through `submit` and `cancel` between steps,
+and through the events a step emits. A step is run in parts (the moves, each prefill chunk, the decode rows), so
+that a token leaves as soon as it is sampled and a failing part ends only the requests that were in it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from provider.api import wire
+from provider.backends.base import Backend, Row
+from provider.generation import Delta, Entered, Event, Failed, Finished, FinishReason, GenerationRequest, Notice
+from provider.scheduler.scheduler import Scheduler
+from provider.scheduler.sequence import Chunk, End, Plan
+from provider.text import Decode, TextStream
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[Sequence[Event]], None]
+
+
+@dataclass(slots=True)
+class Generation:
+    """An open request: its text so far, and every token it has drawn."""
+
+    request: GenerationRequest
+    text: TextStream
+    stop_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    plan: Plan
+    events: list[Event]
+
+
+class Engine:
+    """Owner of the scheduler and the backend of one model."""
+
+    def __init__(self, scheduler: Scheduler, backend: Backend, decode: Decode) -> None:
+        self.scheduler = scheduler
+        self.backend = backend
+        self._decode = decode
+        self._generations: dict[str, Generation] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._generations)
+
+    def submit(self, request: GenerationRequest) -> list[Event]:
+        """Takes a request in; the events say so if it can never run."""
+        n_prompt = len(request.prompt)
+        if request.request_id in self._generations:
+            return [Failed(request.request_id, wire.internal_error("the request id is already in use"))]
+        if n_prompt == 0:
+            return [Failed(request.request_id, wire.invalid_request("the prompt is empty", "prompt"))]
+        if n_prompt >= self.scheduler.n_ctx:
+            return [Failed(request.request_id, wire.context_exceeded(n_prompt, self.scheduler.n_ctx))]
+        self.scheduler.add(request.request_id, n_prompt, request.max_tokens, request.priority)
+        self._generations[request.request_id] = Generation(
+            request,
+            TextStream(self._decode, request.stop, request.skip_special_tokens),
+            frozenset(request.stop_token_ids),
+        )
+        return []
+
+    def cancel(self, id: str) -> None:
+        """Ends a sequence in whatever state it is; unknown ids are ignored (it may just have finished)."""
+        if self._generations.pop(id, None) is not None:
+            self.scheduler.remove(id)
+            self.backend.release(id)
+
+    def step(self, emit: Emit) -> Step:
+        """One step. Moves and prefill chunks emit what they produce at once; the decode rows' events, which are
+        the step's last, are returned, so that they leave in one message with its figures."""
+        plan = self.scheduler.plan()
+        moved = self._guard(plan.park + plan.resume + plan.enter, partial(self._move, plan))
+        if moved:
+            emit(moved)
+        for chunk in plan.prefill:
+            drawn = self._guard((chunk.id,), partial(self._prefill, chunk))
+            if drawn:
+                emit(drawn)
+        return Step(plan, self._guard(plan.decode, partial(self._decode_rows, plan.decode)) if plan.decode else [])
+
+    def _guard(self, ids: Sequence[str], part: Callable[[], list[Event]]) -> list[Event]:
+        """Runs one part of a step; an exception in it ends its requests with a typed error, and nothing else."""
+        try:
+            return part()
+        except Exception as error:
+            log.exception("engine_step_failed requests=%d", len(ids))
+            failure = wire.internal_error(f"The engine failed: {error}", "engine_error")
+            return [self._fail(id, failure) for id in ids]
+
+    def _move(self, plan: Plan) -> list[Event]:
+        for id in plan.park:
+            self.backend.release(id)
+        self.scheduler.commit_moves(plan)
+        for id in (*plan.resume, *plan.enter):
+            one = self._generations[id]
+            self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
+        parked: list[Event] = [Notice(id, "preempted") for id in plan.park]
+        return parked + [Entered(id) for id in plan.enter]
+
+    def _prefill(self, chunk: Chunk) -> list[Event]:
+        one = self._generations.get(chunk.id)
+        if one is None:  # its opening failed earlier in this step
+            return []
+        known = one.request.prompt + one.tokens[:-1]
+        position = 0 if chunk.samples else None
+        token = self.backend.prefill(chunk.id, known[chunk.start : chunk.start + chunk.count], position)
+        self.scheduler.commit_chunk(chunk)
+        if token is not None:
+            return self._take(chunk.id, token)
+        if chunk.completes:
+            return [Notice(chunk.id, "resumed"), Notice(chunk.id, "recomputed")]
+        return []
+
+    def _decode_rows(self, ids: Sequence[str]) -> list[Event]:
+        rows = [Row(id, self._generations[id].tokens[-1], len(self._generations[id].tokens)) for id in ids]
+        tokens = self.backend.decode(rows)
+        self.scheduler.commit_decode(ids)
+        return [event for id, token in zip(ids, tokens, strict=True) for event in self._take(id, token)]
+
+    def _take(self, id: str, token: int) -> list[Event]:
+        """A new token of one sequence -> its text, and its end if this was the last."""
+        one = self._generations[id]
+        one.tokens.append(token)
+        if token in one.stop_ids:
+            return self._finish(id, [], "", "stop")
+        pushed = one.text.push([token])
+        if pushed.stopped_at is not None:
+            return self._finish(id, [token], pushed.text, "stop")
+        match self.scheduler.end_of(id):
+            case None:
+                return [Delta(id, [token], pushed.text)]
+            case End.LENGTH:
+                return self._finish(id, [token], pushed.text, "length")
+            case End.CONTEXT:
+                return [Delta(id, [token], pushed.text + one.text.finish()), self._outgrown(id)]
+
+    def _finish(self, id: str, tokens: list[int], text: str, reason: FinishReason) -> list[Event]:
+        one, sequence = self._generations[id], self.scheduler.get(id)
+        assert sequence is not None
+        finished = Finished(id, reason, sequence.prompt_tokens, len(one.tokens), sequence.parks, sequence.recomputes)
+        ended_by_text = reason == "stop" and bool(tokens)
+        last = Delta(id, tokens, text if ended_by_text else text + one.text.finish())
+        self.cancel(id)
+        return [last, finished] if last.token_ids or last.text else [finished]
+
+    def _outgrown(self, id: str) -> Failed:
+        sequence, n_ctx = self.scheduler.get(id), self.scheduler.n_ctx
+        assert sequence is not None
+        message = (
+            f"The chat has grown to {sequence.positions} tokens and the context holds {n_ctx}: lower max_tokens, "
+            "shorten the prompt, or serve the model with a larger --context-length."
+        )
+        return self._fail(id, wire.context_exceeded(sequence.prompt_tokens, n_ctx, message))
+
+    def _fail(self, id: str, failure: wire.Failure) -> Failed:
+        self.cancel(id)
+        return Failed(id, failure)

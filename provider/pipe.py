@@ -1,0 +1,123 @@
+"""The vocabulary between a parent and its worker: typed structs in length-prefixed msgpack frames.
+
+Nothing waits for an answer on the decode path: commands flow down, reports flow up.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from provider.generation import Event, GenerationRequest
+
+HEADER_BYTES = 4
+
+
+class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """What a worker is to serve, and within which limits. `directory` is the checkpoint's."""
+
+    backend: str
+    directory: str
+    max_concurrent: int
+    context_length: int | None = None
+    kv_pool_tokens: int | None = None
+    kv_pool_bytes: int | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: GenerationRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End now; whatever still runs is lost."""
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Asks for a Report that names every open sequence."""
+
+
+Command = Submit | Cancel | Describe | Stop
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """The first report of a worker whose model is ready."""
+
+    n_ctx: int
+    pool_tokens: int
+    vocab_size: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    device: str
+    load_s: float
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    message: str
+    unsupported: bool
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine stands after a step, measured by the worker itself."""
+
+    running: int = 0
+    prefill: int = 0
+    waiting: int = 0
+    parked: int = 0
+    tokens_used: int = 0
+    tokens_queued: int = 0
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class SequenceState(msgspec.Struct, frozen=True, kw_only=True):
+    """One open sequence, for GET /slots."""
+
+    request_id: str
+    state: str
+    prompt_tokens: int
+    emitted: int
+    computed: int
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """Part of a step: its events, and, with the step's last part, what the step took and left."""
+
+    events: list[Event]
+    state: EngineState | None = None
+    step_s: float = 0.0
+    decoded: int = 0
+    prefilled: int = 0
+    sequences: list[SequenceState] | None = None
+
+
+FromWorker = Loaded | LoadFailed | Report
+ToWorker = LoadSpec | Submit | Cancel | Describe | Stop
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class FrameReader:
+    """Bytes in, frames out; knows nothing of sockets."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        self._held += data
+        while len(self._held) >= HEADER_BYTES:
+            size = int.from_bytes(self._held[:HEADER_BYTES], "big")
+            if len(self._held) < HEADER_BYTES + size:
+                return
+            frame = bytes(self._held[HEADER_BYTES : HEADER_BYTES + size])
+            del self._held[: HEADER_BYTES + size]
+            yield frame
+
+
+def pack(message: ToWorker | FromWorker) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body

@@ -1,0 +1,206 @@
+"""The parent's handle on an engine. ProcessRunner keeps it in a worker process; InlineRunner, in this one, behaves
+the same (same vocabulary, same tests) and is what simulations use."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from provider.errors import ModelError, ModelUnsupported, WorkerError
+from provider.pipe import Command, FrameReader, FromWorker, Loaded, LoadFailed, LoadSpec, Report, Stop, pack
+
+log = logging.getLogger(__name__)
+
+OnReport = Callable[[Report], None]
+READ_BYTES = 2**18
+
+
+class Runner(Protocol):
+    """One engine's life: start once, send commands, `wait_ended` returns when it is over for whatever reason."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
+        """Raises ModelError if the model cannot be served, WorkerError if the worker ended before it could say."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Never blocks; ignored once the worker has ended."""
+        ...
+
+    async def wait_ended(self) -> str:
+        """Returns how it ended, in words."""
+        ...
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Asks the worker to end, then makes sure. Idempotent."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+class ProcessRunner:
+    """A spawned worker (never forked: MLX and asyncio do not survive a fork), one socket between.
+
+    The worker gets a session of its own, so that a terminal's Ctrl-C reaches the parent alone.
+    """
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._loaded: asyncio.Future[Loaded] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
+        ours, theirs = socket.socketpair()
+        try:
+            # -P: a directory named `provider` in the working directory must not be taken for this package.
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "provider.worker", str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr.fileno(),
+                pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(reader, on_report))
+        self._writer.write(pack(spec))
+        try:
+            return await self._loaded
+        except BaseException:
+            await self.stop(grace_s=0)
+            raise
+
+    def send(self, command: Command) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(pack(command))
+
+    async def wait_ended(self) -> str:
+        assert self._process is not None, "not started"
+        code = await self._process.wait()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+        return f"exit status {code}" if code >= 0 else f"signal {-code}"
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        if self._process is None:
+            return
+        self.send(Stop())
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+        await self.wait_ended()
+        if self._writer is not None:
+            self._writer.close()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _read(self, reader: asyncio.StreamReader, on_report: OnReport) -> None:
+        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(FromWorker)
+        assert self._loaded is not None
+        try:
+            while data := await reader.read(READ_BYTES):
+                for frame in frames.feed(data):
+                    _deliver(decoder.decode(frame), self._loaded, on_report)
+        except ConnectionError:
+            pass
+        finally:
+            if not self._loaded.done():
+                self._loaded.set_exception(WorkerError("the worker ended while it was loading the model"))
+
+
+class InlineRunner:
+    """The same engine in this process: a task runs a step, then lets everyone else run."""
+
+    def __init__(self) -> None:
+        self._inbox: deque[Command] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return os.getpid()
+
+    async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
+        from provider.worker import build
+
+        engine, loaded = build(spec)
+
+        async def loop() -> None:
+            from provider.worker import apply, run_step
+
+            reports: deque[FromWorker] = deque()
+            while True:
+                if not engine.busy and not self._inbox:
+                    self._wake.clear()
+                    await self._wake.wait()
+                while self._inbox:
+                    command = self._inbox.popleft()
+                    if isinstance(command, Stop):
+                        engine.backend.close()
+                        return
+                    reports.extend(apply(engine, command))
+                if engine.busy:
+                    run_step(engine, reports.append)
+                while reports:
+                    _deliver(reports.popleft(), None, on_report)
+                await asyncio.sleep(0)
+
+        self._task = asyncio.create_task(loop())
+        return loaded
+
+    def send(self, command: Command) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    async def wait_ended(self) -> str:
+        assert self._task is not None, "not started"
+        await asyncio.wait([self._task])
+        if self._task.cancelled():
+            return "killed"
+        error = self._task.exception()
+        return "stopped" if error is None else f"{type(error).__name__}: {error}"
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        if self._task is not None:
+            self.send(Stop())
+            await asyncio.wait([self._task], timeout=grace_s)
+            self.kill()
+
+    def kill(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _deliver(message: FromWorker, loaded: "asyncio.Future[Loaded] | None", on_report: OnReport) -> None:
+    match message:
+        case Report():
+            on_report(message)
+        case Loaded():
+            if loaded is not None and not loaded.done():
+                loaded.set_result(message)
+        case LoadFailed():
+            error = ModelUnsupported if message.unsupported else ModelError
+            if loaded is not None and not loaded.done():
+                loaded.set_exception(error(message.message))

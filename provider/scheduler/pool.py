@@ -1,0 +1,37 @@
+"""The room one model's resident sequences share: token positions, and bytes where a byte budget is known."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`tokens`: positions over all resident sequences. `bytes` None: no byte budget.
+
+    A sequence of n positions costs `state_bytes + ceil(n / block_tokens) * block_tokens * kv_bytes_per_token`;
+    state and rounding are charged to the bytes, never to the positions.
+    """
+
+    tokens: int
+    bytes: int | None = None
+    kv_bytes_per_token: int = 0
+    state_bytes: int = 0
+    block_tokens: int = 256
+
+    def sequence_bytes(self, positions: int) -> int:
+        blocks = -(-positions // self.block_tokens)
+        return self.state_bytes + blocks * self.block_tokens * self.kv_bytes_per_token
+
+    def holds(self, sizes: Iterable[int]) -> bool:
+        """Whether sequences of these many positions fit together."""
+        counted = list(sizes)
+        if sum(counted) > self.tokens:
+            return False
+        return self.bytes is None or sum(map(self.sequence_bytes, counted)) <= self.bytes
+
+    def largest(self) -> int:
+        """Positions that one sequence can have when it is alone."""
+        if self.bytes is None or self.kv_bytes_per_token == 0:
+            return self.tokens
+        blocks = max(0, self.bytes - self.state_bytes) // (self.kv_bytes_per_token * self.block_tokens)
+        return min(self.tokens, blocks * self.block_tokens)

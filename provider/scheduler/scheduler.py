@@ -1,0 +1,208 @@
+"""Continuous batching as a pure state machine: `plan()` reads, `commit()` moves.
+
+Running rows first, in admission order; prefill in chunks whose total per step is bounded, so that a decode row is
+never delayed by more than one chunk; admission strictly in arrival order (priority first). A sequence enters
+when its prompt and one step fit, never for prompt + max_tokens; when the next step of those inside does not fit,
+the least entitled one is parked (here by dropping its cells and computing them again later) and nobody fails.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from provider.scheduler.pool import Pool
+from provider.scheduler.sequence import Chunk, End, Plan, Sequence, State
+
+STEP_TOKENS = 2048
+CHUNK_TOKENS = 512
+GRID_TOKENS = 16
+"""A prefill is cut only on this grid, counted from position 0: the recurrence's sub-chunks lie on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_concurrent: int
+    n_ctx: int
+    step_tokens: int = STEP_TOKENS
+    chunk_tokens: int = CHUNK_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent < 1 or self.chunk_tokens < GRID_TOKENS or self.step_tokens < 1:
+            raise ValueError(f"no progress is possible under {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Sequences by state, and positions: held by residents, and wanted by those who wait or are parked."""
+
+    running: int
+    prefill: int
+    waiting: int
+    parked: int
+    tokens_used: int
+    tokens_queued: int
+
+
+class Scheduler:
+    """Owner: the engine's loop. Integers in, a Plan out; no tensors, no clock."""
+
+    def __init__(self, limits: Limits, pool: Pool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._resident: list[Sequence] = []
+        self._parked: deque[Sequence] = deque()
+        self._arrivals = 0
+
+    def add(self, id: str, prompt_tokens: int, max_tokens: int | None, priority: int = 0) -> Sequence:
+        """`max_tokens` None: as far as the context reaches. The caller has refused what can never fit."""
+        if id in self._sequences:
+            raise ValueError(f"sequence {id!r} is already here")
+        if not 0 < prompt_tokens < self.n_ctx:
+            raise ValueError(f"a prompt of {prompt_tokens} tokens can never run in a context of {self.n_ctx}")
+        room = self.n_ctx - prompt_tokens
+        wanted = room if max_tokens is None else max_tokens
+        sequence = Sequence(id, prompt_tokens, wanted, priority, self._arrivals)
+        self._arrivals += 1
+        self._sequences[id] = sequence
+        insort(self._waiting, sequence, key=lambda one: one.rank)
+        return sequence
+
+    @property
+    def n_ctx(self) -> int:
+        return min(self.limits.n_ctx, self.pool.largest())
+
+    @property
+    def open(self) -> int:
+        return len(self._sequences)
+
+    def get(self, id: str) -> Sequence | None:
+        return self._sequences.get(id)
+
+    def remove(self, id: str) -> bool:
+        """Forgets a sequence in whatever state it is (cancelled, finished or failed)."""
+        sequence = self._sequences.pop(id, None)
+        if sequence is None:
+            return False
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.state is State.PARKED:
+            self._parked.remove(sequence)
+        else:
+            self._resident.remove(sequence)
+        return True
+
+    def plan(self) -> Plan:
+        """The next step. Changes nothing: two calls in a row give the same plan."""
+        stay, park = self._make_room()
+        decode = tuple(one.id for one in stay if one.state is State.RUNNING)[: self.limits.step_tokens]
+        room = min(self.limits.chunk_tokens, self.limits.step_tokens - len(decode))
+        enter = [] if park else list(self._admissible(stay))
+        chunks = tuple(self._chunks([*(one for one in stay if one.state is State.PREFILL), *enter], room))
+        started = {chunk.id for chunk in chunks}
+        return Plan(
+            park=tuple(one.id for one in park),
+            resume=tuple(one.id for one in enter if one.id in started and one.state is State.PARKED),
+            enter=tuple(one.id for one in enter if one.id in started and one.state is State.WAITING),
+            prefill=chunks,
+            decode=decode,
+        )
+
+    def commit_moves(self, plan: Plan) -> None:
+        """Parks and admissions happen before the step's computing: cells are dropped, places are taken."""
+        for id in plan.park:
+            self._park(self._sequences[id])
+        for id in (*plan.resume, *plan.enter):
+            self._seat(self._sequences[id])
+
+    def commit_chunk(self, chunk: Chunk) -> None:
+        sequence = self._sequences[chunk.id]
+        sequence.computed = chunk.start + chunk.count
+        if chunk.completes:
+            sequence.state = State.RUNNING
+        if chunk.samples:
+            sequence.emitted += 1
+
+    def commit_decode(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            sequence = self._sequences[id]
+            sequence.computed += 1
+            sequence.emitted += 1
+
+    def end_of(self, id: str) -> End | None:
+        """Whether the sequence has now reached its own limit or the context's."""
+        sequence = self._sequences[id]
+        if sequence.emitted >= sequence.max_tokens:
+            return End.LENGTH
+        return End.CONTEXT if sequence.positions >= self.n_ctx else None
+
+    def counts(self) -> Counts:
+        queued = [*self._waiting, *self._parked]
+        running = sum(one.state is State.RUNNING for one in self._resident)
+        return Counts(
+            running=running,
+            prefill=len(self._resident) - running,
+            waiting=len(self._waiting),
+            parked=len(self._parked),
+            tokens_used=sum(one.positions for one in self._resident),
+            tokens_queued=sum(one.positions for one in queued),
+        )
+
+    def states(self) -> Iterator[Sequence]:
+        """All open sequences, in no promised order. The caller must not change them."""
+        return iter(self._sequences.values())
+
+    def _make_room(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who stays so that one more step of each fits, and who must be parked for it."""
+        stay, park = list(self._resident), []
+        while len(stay) > 1 and not self.pool.holds(one.positions + 1 for one in stay):
+            victim = max(stay, key=lambda one: one.rank)
+            stay.remove(victim)
+            park.append(victim)
+        return stay, park
+
+    def _admissible(self, resident: list[Sequence]) -> Iterator[Sequence]:
+        """Those at the head of the line that fit beside the residents: the parked first, in park order."""
+        sizes = [one.positions + 1 for one in resident]
+        for one in (*self._parked, *self._waiting):
+            if len(sizes) >= self.limits.max_concurrent:
+                return
+            if sizes and not self.pool.holds([*(size + 1 for size in sizes), one.positions + 1]):
+                return
+            sizes.append(one.positions + 1)
+            yield one
+
+    def _chunks(self, line: list[Sequence], room: int) -> Iterator[Chunk]:
+        for one in line:
+            chunk = _chunk(one, room)
+            if chunk is None:
+                return
+            room -= chunk.count
+            yield chunk
+
+    def _park(self, sequence: Sequence) -> None:
+        self._resident.remove(sequence)
+        sequence.state, sequence.computed = State.PARKED, 0
+        sequence.parks += 1
+        sequence.recomputes += 1
+        self._parked.append(sequence)
+
+    def _seat(self, sequence: Sequence) -> None:
+        if sequence.state is State.PARKED:
+            self._parked.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.state = State.PREFILL
+        self._resident.append(sequence)
+
+
+def _chunk(sequence: Sequence, room: int) -> Chunk | None:
+    """The next chunk of a prefill within `room` tokens, cut on the grid unless it completes; None: no room."""
+    start = sequence.computed if sequence.state is State.PREFILL else 0
+    remaining = sequence.prefill_target - start
+    if remaining <= room:
+        return Chunk(sequence.id, start, remaining, True, sequence.emitted == 0)
+    count = (start + room) // GRID_TOKENS * GRID_TOKENS - start
+    return Chunk(sequence.id, start, count, False, False) if count > 0 else None

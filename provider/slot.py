@@ -1,0 +1,305 @@
+"""One resident model: its worker kept alive, and the streams of those who wait for it.
+
+A worker that dies or hangs is replaced. Streams that had begun end with a typed error; requests of which nothing
+has been sent yet are submitted again, and no other model notices. A worker that keeps dying leaves the slot failed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from provider.api import wire
+from provider.errors import ModelError, RequestFailed, WorkerError
+from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
+from provider.pipe import Cancel, Describe, EngineState, Loaded, LoadSpec, Report, SequenceState, Submit
+from provider.runner import Runner
+
+log = logging.getLogger(__name__)
+
+SlotStatus = Literal["loading", "ready", "failed", "stopped"]
+
+STALL_S = 30.0
+"""A busy engine that has been silent this long is reported as stalled."""
+HANG_S = 120.0
+"""... and this long, is ended and replaced. The longest honest step is one prefill chunk."""
+WATCH_S = 1.0
+QUICK_DEATHS = 4
+"""This many deaths in QUICK_DEATHS_S seconds, and the slot is failed until its model is loaded again."""
+QUICK_DEATHS_S = 120.0
+BACKOFF_S = (0.0, 1.0, 4.0)
+ENTRIES = 2
+"""A request that was being worked on when its worker died is tried once more: it may be what kills workers."""
+DESCRIBE_S = 1.0
+RATE_SMOOTHING = 0.2
+
+
+@dataclass(slots=True)
+class Stream:
+    """A request in flight. `begun`: the client has seen something of it, so it cannot start again."""
+
+    request: GenerationRequest
+    events: asyncio.Queue[Delta | Notice | Finished | Failed] = field(default_factory=asyncio.Queue)
+    begun: bool = False
+    entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    max_concurrent: int
+    max_waiting: int
+
+
+@dataclass(slots=True)
+class Rates:
+    """Tokens per second, smoothed over steps; None until measured."""
+
+    decode_tps: float | None = None
+    prefill_tps: float | None = None
+
+    def note(self, report: Report) -> None:
+        if report.step_s <= 0:
+            return
+        if report.decoded and not report.prefilled:
+            self.decode_tps = _smooth(self.decode_tps, report.decoded / report.step_s)
+        elif report.prefilled and not report.decoded:
+            self.prefill_tps = _smooth(self.prefill_tps, report.prefilled / report.step_s)
+
+
+@dataclass(slots=True)
+class Totals:
+    requests: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    parks: int = 0
+    recomputes: int = 0
+    restarts: int = 0
+    failures: int = 0
+
+
+class ModelSlot:
+    """Implements provider.generation.ServedModel. Owner of its runner; lives on one event loop."""
+
+    def __init__(
+        self,
+        model_id: str,
+        tokenizer: TextTokenizer,
+        spec: LoadSpec,
+        limits: SlotLimits,
+        create_runner: Callable[[], Runner],
+        hang_s: float = HANG_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = model_id
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.status: SlotStatus = "loading"
+        self.reason: str | None = None
+        self.rates = Rates()
+        self.totals = Totals()
+        self.engine = EngineState()
+        self.loaded: Loaded | None = None
+        self.created = int(time.time())
+        self._spec = spec
+        self._create_runner = create_runner
+        self._clock = clock
+        self._hang_s = hang_s
+        self._runner: Runner | None = None
+        self._streams: dict[str, Stream] = {}
+        self._heard_at = clock()
+        self._described: asyncio.Future[list[SequenceState]] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._deaths: list[float] = []
+
+    @property
+    def n_ctx(self) -> int:
+        return self._facts.n_ctx
+
+    @property
+    def vocab_size(self) -> int:
+        return self._facts.vocab_size
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._runner is None else self._runner.pid
+
+    @property
+    def open(self) -> int:
+        return len(self._streams)
+
+    @property
+    def stalled(self) -> bool:
+        return self.status == "ready" and bool(self._streams) and self._silence() > STALL_S
+
+    async def start(self) -> None:
+        """Loads the model; raises ModelError or WorkerError. Afterwards the worker is watched."""
+        await self._launch()
+        self._tasks = [asyncio.create_task(self._keep_alive()), asyncio.create_task(self._watch())]
+
+    async def stop(self) -> None:
+        """Ends the worker; open streams end with a typed error."""
+        self.status, self.reason = "stopped", "the model is being unloaded"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.stop()
+        self._end_all(wire.unavailable("The model is being unloaded.", "model_unloaded"))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta | Notice | Finished]:
+        """See provider.generation.Serving.generate."""
+        stream = self._admit(request)
+        try:
+            while True:
+                event = await stream.events.get()
+                if isinstance(event, Failed):
+                    raise RequestFailed(event.failure)
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            if self._streams.pop(request.request_id, None) is not None:
+                self._send(Cancel(request.request_id))
+
+    async def describe(self) -> list[SequenceState]:
+        """Every open sequence as the engine sees it; empty when it does not answer in time."""
+        if self.status != "ready" or self._runner is None:
+            return []
+        if self._described is None or self._described.done():
+            self._described = asyncio.get_running_loop().create_future()
+            self._send(Describe())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DESCRIBE_S):
+                return await asyncio.shield(self._described)
+        return []
+
+    def _admit(self, request: GenerationRequest) -> Stream:
+        if self.status in ("failed", "stopped"):
+            raise RequestFailed(wire.unavailable(f"The model {self.id} is not running: {self.reason}", "slot_state"))
+        if self.open >= self.limits.max_concurrent + self.limits.max_waiting:
+            message = f"{self.open} requests are running or waiting for {self.id}; try again shortly."
+            raise RequestFailed(wire.queue_full(message))
+        if request.request_id in self._streams:
+            raise RequestFailed(wire.invalid_request(f"the request id {request.request_id!r} is already in use"))
+        if not self._streams:
+            self._heard_at = self._clock()
+        stream = self._streams[request.request_id] = Stream(request)
+        self.totals.requests += 1
+        if self.status == "ready":
+            self._send(Submit(request))
+        return stream
+
+    def _send(self, command: Submit | Cancel | Describe) -> None:
+        if self._runner is not None and self.status == "ready":
+            self._runner.send(command)
+
+    def _on_report(self, report: Report) -> None:
+        self._heard_at = self._clock()
+        if report.state is not None:
+            self.engine = report.state
+            self.rates.note(report)
+        if report.sequences is not None and self._described is not None and not self._described.done():
+            self._described.set_result(report.sequences)
+        for event in report.events:
+            self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
+        stream = self._streams.get(event.request_id)
+        if stream is None:
+            return
+        if isinstance(event, Entered):
+            stream.entries += 1
+            return
+        stream.begun = True
+        match event:
+            case Delta():
+                self.totals.tokens += len(event.token_ids)
+            case Finished():
+                self.totals.prompt_tokens += event.prompt_tokens
+                self.totals.parks += event.parks
+                self.totals.recomputes += event.recomputes
+                del self._streams[event.request_id]
+            case Failed():
+                self.totals.failures += 1
+                del self._streams[event.request_id]
+            case Notice():
+                pass
+        stream.events.put_nowait(event)
+
+    async def _launch(self) -> None:
+        self.status = "loading"
+        self._runner = self._create_runner()
+        self.loaded = await self._runner.start(self._spec, self._on_report)
+        self.status, self.reason = "ready", None
+        self._heard_at = self._clock()
+        log.info(
+            "worker_ready model=%s pid=%s device=%s n_ctx=%d load_s=%.2f",
+            self.id, self._runner.pid, self.loaded.device, self.loaded.n_ctx, self.loaded.load_s,
+        )  # fmt: skip
+        for stream in self._streams.values():
+            self._send(Submit(stream.request))
+
+    async def _keep_alive(self) -> None:
+        """Waits for the worker's end and replaces it, for as long as that makes sense."""
+        while self._runner is not None:
+            how = await self._runner.wait_ended()
+            self._mourn(how)
+            await self._runner.stop()
+            if not await self._relaunch(how):
+                return
+
+    def _mourn(self, how: str) -> None:
+        """Ends the streams that cannot start again."""
+        self.status = "loading"
+        self.engine = EngineState()
+        self.totals.restarts += 1
+        self._deaths = [at for at in self._deaths if self._clock() - at < QUICK_DEATHS_S] + [self._clock()]
+        lost = [one for one in self._streams.values() if one.begun or one.entries >= ENTRIES]
+        log.error("worker_died model=%s how=%r lost=%d resubmitted=%d", self.id, how, len(lost), self.open - len(lost))
+        for stream in lost:
+            failure = wire.internal_error(f"The worker serving {self.id} ended ({how}).", "worker_died", True)
+            self._deliver(Failed(stream.request.request_id, failure))
+
+    async def _relaunch(self, how: str) -> bool:
+        while len(self._deaths) < QUICK_DEATHS:
+            await asyncio.sleep(BACKOFF_S[min(len(self._deaths), len(BACKOFF_S)) - 1])
+            try:
+                await self._launch()
+            except (ModelError, WorkerError) as error:
+                log.error("worker_restart_failed model=%s error=%s", self.id, error)
+                how = str(error)
+                self._deaths.append(self._clock())
+            else:
+                return True
+        self.status, self.reason = "failed", f"its worker keeps dying ({how})"
+        self._end_all(wire.unavailable(f"The model {self.id} is not running: {self.reason}", "slot_state"))
+        return False
+
+    async def _watch(self) -> None:
+        """Ends a worker whose engine has gone silent; `_keep_alive` then replaces it."""
+        while True:
+            await asyncio.sleep(min(WATCH_S, self._hang_s / 4))
+            if self.status == "ready" and self._streams and self._silence() > self._hang_s:
+                log.error("worker_hung model=%s silent_s=%.1f", self.id, self._silence())
+                assert self._runner is not None
+                self._runner.kill()
+
+    def _silence(self) -> float:
+        return self._clock() - self._heard_at
+
+    def _end_all(self, failure: wire.Failure) -> None:
+        for request_id in list(self._streams):
+            self._deliver(Failed(request_id, failure))
+
+    @property
+    def _facts(self) -> Loaded:
+        if self.loaded is None:
+            raise RequestFailed(wire.unavailable(f"The model {self.id} is still loading.", "slot_state"))
+        return self.loaded
+
+
+def _smooth(old: float | None, new: float) -> float:
+    return new if old is None else old + RATE_SMOOTHING * (new - old)

@@ -1,0 +1,227 @@
+"""The process an engine lives in: commands arrive over a socket, one report leaves per step.
+
+Started as `python -m provider.worker FD` by provider.runner. It ends itself when the socket closes, so that a killed
+parent leaves nothing holding weights. Two threads: a reader that only fills the inbox, and the engine's loop.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+import msgspec
+
+from provider.backends.base import Backend
+from provider.engine import Engine
+from provider.errors import ConfigError, ModelError, ModelUnsupported
+from provider.models.tokenizer import ModelTokenizer
+from provider.pipe import (
+    Cancel,
+    Command,
+    Describe,
+    EngineState,
+    FrameReader,
+    FromWorker,
+    Loaded,
+    LoadFailed,
+    LoadSpec,
+    Report,
+    SequenceState,
+    Stop,
+    Submit,
+    ToWorker,
+    pack,
+)
+from provider.scheduler.pool import Pool
+from provider.scheduler.scheduler import Limits, Scheduler
+
+READ_BYTES = 2**16
+_commands = msgspec.msgpack.Decoder(ToWorker)
+
+
+def build(spec: LoadSpec) -> tuple[Engine, Loaded]:
+    """Loads the model and puts an engine around it. Raises ModelError for what cannot be served."""
+    started = time.monotonic()
+    directory = Path(spec.directory)
+    decode = ModelTokenizer(directory).decode
+    backend = _create_backend(spec.backend, directory)
+    facts = backend.facts
+    pool = Pool(
+        tokens=_pool_tokens(spec, facts.kv_bytes_per_token),
+        bytes=spec.kv_pool_bytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token,
+        state_bytes=facts.state_bytes,
+        block_tokens=facts.block_tokens,
+    )
+    limits = Limits(spec.max_concurrent, spec.context_length or facts.context_length)
+    scheduler = Scheduler(limits, pool)
+    if scheduler.n_ctx < 2:
+        raise ModelError(
+            f"{directory}: the memory left for keys and values ({spec.kv_pool_bytes} bytes) does not hold one short "
+            "sequence: free memory, or serve a smaller model."
+        )
+    loaded = Loaded(
+        n_ctx=scheduler.n_ctx,
+        pool_tokens=pool.tokens,
+        vocab_size=facts.vocab_size,
+        weight_bytes=facts.weight_bytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token,
+        state_bytes=facts.state_bytes,
+        device=facts.device,
+        load_s=time.monotonic() - started,
+    )
+    return Engine(scheduler, backend, decode), loaded
+
+
+def engine_state(engine: Engine) -> EngineState:
+    counts, memory = engine.scheduler.counts(), engine.backend.memory()
+    return EngineState(
+        running=counts.running,
+        prefill=counts.prefill,
+        waiting=counts.waiting,
+        parked=counts.parked,
+        tokens_used=counts.tokens_used,
+        tokens_queued=counts.tokens_queued,
+        active_bytes=memory.active_bytes,
+        cache_bytes=memory.cache_bytes,
+        peak_bytes=memory.peak_bytes,
+    )
+
+
+def apply(engine: Engine, command: Command) -> list[FromWorker]:
+    """One command -> the reports it causes at once. Stop is the caller's."""
+    match command:
+        case Submit(request):
+            events = engine.submit(request)
+            return [Report(events)] if events else []
+        case Cancel(request_id):
+            engine.cancel(request_id)
+            return [Report([], state=engine_state(engine))]
+        case Describe():
+            sequences = [
+                SequenceState(
+                    request_id=one.id,
+                    state=one.state.value,
+                    prompt_tokens=one.prompt_tokens,
+                    emitted=one.emitted,
+                    computed=one.computed,
+                )
+                for one in engine.scheduler.states()
+            ]
+            return [Report([], state=engine_state(engine), sequences=sequences)]
+        case Stop():
+            return []
+
+
+def run_step(engine: Engine, send: Callable[[FromWorker], None]) -> None:
+    """One engine step; its reports go to `send` as they come about."""
+    started = time.monotonic()
+    step = engine.step(lambda events: send(Report(list(events))))
+    send(
+        Report(
+            step.events,
+            state=engine_state(engine),
+            step_s=time.monotonic() - started,
+            decoded=len(step.plan.decode),
+            prefilled=sum(chunk.count for chunk in step.plan.prefill),
+        )
+    )
+
+
+class Send:
+    """Writes reports to the socket; blocking, and called by the engine's thread only."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def __call__(self, message: FromWorker) -> None:
+        self._sock.sendall(pack(message))
+
+
+def serve(sock: socket.socket) -> None:
+    inbox: SimpleQueue[ToWorker] = SimpleQueue()
+    Thread(target=_read, args=(sock, inbox), daemon=True).start()
+    send = Send(sock)
+    spec = inbox.get()
+    if not isinstance(spec, LoadSpec):
+        raise TypeError(f"the first command must be a LoadSpec, not {type(spec).__name__}")
+    try:
+        engine, loaded = build(spec)
+    except (ModelError, ConfigError) as error:
+        send(LoadFailed(str(error), isinstance(error, ModelUnsupported)))
+        return
+    except Exception as error:
+        send(LoadFailed(f"{spec.directory} cannot be loaded: {type(error).__name__}: {error}", False))
+        raise
+    send(loaded)
+    _loop(engine, inbox, send)
+
+
+def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
+    while True:
+        for command in _drain(inbox, wait=not engine.busy):
+            if isinstance(command, Stop):
+                engine.backend.close()
+                return
+            assert not isinstance(command, LoadSpec), "a worker serves one model for life"
+            for report in apply(engine, command):
+                send(report)
+        if engine.busy:
+            run_step(engine, send)
+
+
+def _drain(inbox: "SimpleQueue[ToWorker]", wait: bool) -> Sequence[ToWorker]:
+    commands = [inbox.get()] if wait else []
+    while True:
+        try:
+            commands.append(inbox.get_nowait())
+        except Empty:
+            return commands
+
+
+def _read(sock: socket.socket, inbox: "SimpleQueue[ToWorker]") -> None:
+    """Fills the inbox; when the parent's end closes, ends the process at once, even in the middle of a step."""
+    frames = FrameReader()
+    while True:
+        try:
+            data = sock.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        for frame in frames.feed(data):
+            inbox.put(_commands.decode(frame))
+
+
+def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:
+    if spec.kv_pool_tokens is not None:
+        return spec.kv_pool_tokens
+    if spec.kv_pool_bytes is None or kv_bytes_per_token == 0:
+        return sys.maxsize
+    return spec.kv_pool_bytes // kv_bytes_per_token
+
+
+def _create_backend(name: str, directory: Path) -> Backend:
+    match name:
+        case "mlx":
+            from provider.backends.mlx.backend import MlxBackend
+
+            return MlxBackend(directory)
+        case _:
+            raise ConfigError(f"backend {name!r} is not known; known: mlx")
+
+
+def main() -> None:
+    # The parent's Ctrl-C is not the worker's: the parent drains first and then closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        serve(sock)
+
+
+if __name__ == "__main__":
+    main()
