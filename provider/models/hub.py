@@ -27,9 +27,7 @@ def download(model_id: str) -> Path:
         HfApi().model_info(model_id, timeout=ANSWER_TIMEOUT_S)
         return Path(snapshot_download(model_id, allow_patterns=PATTERNS, etag_timeout=ANSWER_TIMEOUT_S))
     except errors.OfflineModeIsEnabled as error:
-        raise _not_found(
-            model_id, "HF_HUB_OFFLINE is set. Unset it, or pass the directory of the model"
-        ) from error
+        raise _not_found(model_id, "HF_HUB_OFFLINE is set. Unset it, or pass the directory of the model") from error
     except errors.GatedRepoError as error:
         raise _not_found(
             model_id, "access to it is gated. Accept its terms on huggingface.co, then set HF_TOKEN"

@@ -83,6 +83,8 @@ def _from_transformers(directory: Path) -> Tokenizer:
     tokenizer = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
         raise ModelError(f"{directory} has only a slow tokenizer: add its tokenizer.json.")
+    if not tokenizer.encode("a").ids:  # transformers makes an empty one where it finds no vocabulary
+        raise ModelError(f"{directory} has no vocabulary: add its tokenizer.json.")
     return tokenizer
 
 

@@ -85,9 +85,7 @@ def _implied(directory: Path) -> set[str]:
     return implied
 
 
-def _check_against_index(
-    directory: Path, weight_map: dict[str, str], headers: dict[str, SafetensorsHeader]
-) -> None:
+def _check_against_index(directory: Path, weight_map: dict[str, str], headers: dict[str, SafetensorsHeader]) -> None:
     for tensor, file_name in weight_map.items():
         if tensor not in headers[file_name].tensors:
             raise ModelError(f"{directory / file_name} lacks {tensor}, which the index lists: {REMEDY}.")
