@@ -1,0 +1,85 @@
+"""What a coordinator is told at start: flags beat environment beats defaults."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.errors import BadConfiguration
+from provider.protocol import HEARTBEAT_S, LISTED_AFTER_LOSS_S, LOST_AFTER_S, SUSPECT_AFTER_S
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8080
+DEFAULT_DATA_DIR = Path("~/.local/share/darkbloom")
+SECRET_FORM = re.compile(r"dbk_[A-Za-z0-9_-]{32,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Every clock of the coordinator (docs/protocol.md); tests shorten them."""
+
+    heartbeat_s: float = HEARTBEAT_S
+    suspect_after_s: float = SUSPECT_AFTER_S
+    lost_after_s: float = LOST_AFTER_S
+    listed_after_loss_s: float = LISTED_AFTER_LOSS_S
+    register_within_s: float = 10
+    accept_within_s: float = 30
+    deadline_s: float = 600
+    """Longest silence of an accepted request; every frame renews it."""
+    drain_s: float = 20
+
+
+@dataclass(frozen=True, slots=True)
+class UpSecrets:
+    """The pair of secrets that the process which started this coordinator has made for it."""
+
+    api_key: str = field(repr=False)
+    provider_token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`database_url` None means the embedded Postgres of the data directory."""
+
+    data_dir: Path
+    database_url: str | None = field(default=None, repr=False)
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    up: UpSecrets | None = None
+    timings: Timings = Timings()
+
+
+def settings(
+    environment: Mapping[str, str],
+    *,
+    data_dir: Path | None = None,
+    database_url: str | None = None,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+) -> Settings:
+    """Raises BadConfiguration."""
+    directory = data_dir or Path(environment.get("DARKBLOOM_DATA_DIR") or DEFAULT_DATA_DIR)
+    return Settings(
+        data_dir=directory.expanduser().absolute(),
+        database_url=database_url or environment.get("DARKBLOOM_DATABASE_URL") or None,
+        host=host,
+        port=port,
+        up=_up_secrets(environment),
+    )
+
+
+def _up_secrets(environment: Mapping[str, str]) -> UpSecrets | None:
+    key = environment.get("DARKBLOOM_UP_API_KEY")
+    token = environment.get("DARKBLOOM_UP_PROVIDER_TOKEN")
+    if key is None and token is None:
+        return None
+    return UpSecrets(
+        api_key=_secret("DARKBLOOM_UP_API_KEY", key),
+        provider_token=_secret("DARKBLOOM_UP_PROVIDER_TOKEN", token),
+    )
+
+
+def _secret(name: str, value: str | None) -> str:
+    if value is None or not SECRET_FORM.fullmatch(value):
+        raise BadConfiguration(f"{name} must be dbk_ and at least 32 URL-safe characters.")
+    return value

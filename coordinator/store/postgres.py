@@ -1,0 +1,156 @@
+"""Every query of the coordinator. Rows become frozen values before they leave."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, func, make_url, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from coordinator.errors import BadConfiguration, StoreDown
+from coordinator.store.records import Record, Sighting, Token, TokenKind, Touch, Usage
+from coordinator.store.tables import ProviderRow, TokenRow, UsageRow
+
+CONNECT_TIMEOUT_S = 3
+ANSWER_TIMEOUT_S = 5
+
+
+def driver_url(url: str) -> str:
+    """`url` with the one driver that is installed (psycopg 3), whatever way it was written.
+
+    Raises BadConfiguration when it does not name a Postgres.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise BadConfiguration("The database URL must read postgresql://USER@HOST:PORT/DATABASE.") from None
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise BadConfiguration("The database URL must begin with postgresql://.")
+    return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+class Store:
+    """Raises StoreDown from every method when the database does not answer in time."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = create_async_engine(
+            driver_url(url),
+            pool_size=4,
+            max_overflow=4,
+            pool_timeout=CONNECT_TIMEOUT_S,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+        )
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def token_with_hash(self, sha256: bytes) -> Token | None:
+        """The live token of that hash."""
+        query = select(TokenRow.__table__).where(TokenRow.sha256 == sha256, TokenRow.revoked_at.is_(None))
+        async with self._transaction() as connection:
+            row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _token(row)
+
+    async def tokens(self) -> list[Token]:
+        async with self._transaction() as connection:
+            rows = await connection.execute(select(TokenRow.__table__).order_by(TokenRow.id))
+            return [_token(row) for row in rows.mappings()]
+
+    async def add_token(self, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:
+        async with self._transaction() as connection:
+            return await _add_token(connection, kind, name, sha256, now)
+
+    async def replace_token(self, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:
+        """The only live token of that kind and name from now on."""
+        same = (TokenRow.kind == kind.value) & (TokenRow.name == name) & (TokenRow.sha256 != sha256)
+        async with self._transaction() as connection:
+            await _revoke(connection, same, now)
+            return await _add_token(connection, kind, name, sha256, now)
+
+    async def revoke_tokens(self, name_or_id: str, now: datetime) -> list[Token]:
+        """The live tokens of that name or id, now revoked."""
+        named: ColumnElement[bool] = TokenRow.name == name_or_id
+        if name_or_id.isascii() and name_or_id.isdigit() and len(name_or_id) < 19:
+            named = or_(named, TokenRow.id == int(name_or_id))
+        async with self._transaction() as connection:
+            return await _revoke(connection, named, now)
+
+    async def write(self, records: Sequence[Record]) -> None:
+        """All or none. A usage row whose job is already there changes nothing."""
+        async with self._transaction() as connection:
+            for record in records:
+                await _write(connection, record)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S), self._engine.begin() as connection:
+                yield connection
+        except (OperationalError, InterfaceError, PoolTimeout, TimeoutError, OSError) as error:
+            raise StoreDown(_said(error)) from error
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            raise StoreDown(_said(error)) from error
+
+
+def _said(error: BaseException) -> str:
+    cause = getattr(error, "orig", None) or error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def _token(row: object) -> Token:
+    values = dict(row)  # type: ignore[call-overload]  # a RowMapping; its key type is private
+    return Token(
+        id=values["id"],
+        kind=TokenKind(values["kind"]),
+        name=values["name"],
+        created_at=values["created_at"],
+        revoked_at=values["revoked_at"],
+        last_used_at=values["last_used_at"],
+    )
+
+
+async def _add_token(connection: AsyncConnection, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:
+    """A secret that is already known is made live again, under this name."""
+    values = {"kind": kind.value, "name": name, "revoked_at": None}
+    statement = insert(TokenRow).values(**values, sha256=sha256, created_at=now)
+    upsert = statement.on_conflict_do_update(index_elements=[TokenRow.sha256], set_=values)
+    row = await connection.execute(upsert.returning(TokenRow.__table__))
+    return _token(row.mappings().one())
+
+
+async def _revoke(connection: AsyncConnection, which: ColumnElement[bool], now: datetime) -> list[Token]:
+    live = update(TokenRow).where(which, TokenRow.revoked_at.is_(None)).values(revoked_at=now)
+    rows = await connection.execute(live.returning(TokenRow.__table__))
+    return [_token(row) for row in rows.mappings()]
+
+
+async def _write(connection: AsyncConnection, record: Record) -> None:
+    match record:
+        case Usage():
+            statement = insert(UsageRow).values(**asdict(record))
+            await connection.execute(statement.on_conflict_do_nothing(index_elements=[UsageRow.job_id]))
+        case Sighting():
+            await _see(connection, record)
+        case Touch():
+            later = func.greatest(TokenRow.last_used_at, record.used_at)
+            await connection.execute(update(TokenRow).where(TokenRow.id == record.token_id).values(last_used_at=later))
+
+
+async def _see(connection: AsyncConnection, sighting: Sighting) -> None:
+    facts = {
+        "name": sighting.name,
+        "version": sighting.version,
+        "backend": sighting.backend,
+        "chip": sighting.chip,
+        "last_seen_at": sighting.seen_at,
+    }
+    statement = insert(ProviderRow).values(provider_id=sighting.provider_id, first_seen_at=sighting.seen_at, **facts)
+    await connection.execute(statement.on_conflict_do_update(index_elements=[ProviderRow.provider_id], set_=facts))
