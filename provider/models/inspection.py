@@ -154,10 +154,10 @@ def _architecture(config: Mapping[str, Any]) -> tuple[Architecture | None, str |
 
 
 def _unserved(config: Mapping[str, Any], weights: Weights | None) -> str | None:
-    family = model_family(config)
-    if family not in SERVED_FAMILIES:
+    declared = config.get("model_type")
+    if declared not in SERVED_FAMILIES:  # mlx-lm takes the name as it is written
         served = ", ".join(sorted(SERVED_FAMILIES))
-        return f"The family {family or 'unknown'!r} is not served; this release serves {served}."
+        return f"model_type {declared!r} is not served; this release serves {served}."
     method = foreign_quantization(config)
     if method is not None:
         return f"Quantised with {method}: convert it with mlx_lm.convert, or serve an MLX conversion of it."

@@ -73,7 +73,7 @@ def test_a_missing_or_senseless_dimension_is_named(tmp_path: Path, text: dict[st
         read_checkpoint(write_model(tmp_path, qwen_config(**text)))
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_moe", "llama", ""])
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_5_text", "llama", ""])
 def test_another_family_is_described_but_not_served(tmp_path: Path, family: str) -> None:
     model = write_model(tmp_path, {**qwen_config(), "model_type": family})
     found = inspect_model(model)
