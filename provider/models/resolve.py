@@ -30,20 +30,24 @@ def resolve_model(
 
     Raises ModelNotFound, saying what to do. Touches the network only for an `org/name` the cache lacks.
     """
-    if path_or_id == BUNDLED_MODEL_ID:
-        return ResolvedModel(BUNDLED_MODEL_ID, BUNDLED_MODEL_DIR)
-    path = Path(os.path.abspath(Path(path_or_id).expanduser()))
-    if path.exists():
-        return _from_directory(path)
-    if not HUB_ID.fullmatch(path_or_id):
-        raise ModelNotFound(
-            f"{path_or_id!r} is neither a directory nor a model id: pass the directory of a model, "
-            f"an id such as org/name, or {BUNDLED_MODEL_ID}."
-        )
+    named = _named(path_or_id)
+    if named is not None:
+        return named
     cached = cached_model(cache_directory(env), path_or_id)
     if cached is not None and _is_complete(cached.directory):
         return ResolvedModel(cached.id, cached.directory)
     return ResolvedModel(path_or_id, fetch(path_or_id))
+
+
+def find_model(path_or_id: str, env: Mapping[str, str] = os.environ) -> ResolvedModel:
+    """As resolve_model, but only what is on this machine, and a model of the cache also when incomplete."""
+    named = _named(path_or_id)
+    if named is not None:
+        return named
+    cached = cached_model(cache_directory(env), path_or_id)
+    if cached is None:
+        raise ModelNotFound(f"{path_or_id} is not on this machine: serve it once to download it.")
+    return ResolvedModel(cached.id, cached.directory)
 
 
 def model_id_of(directory: Path) -> str:
@@ -52,6 +56,21 @@ def model_id_of(directory: Path) -> str:
     if absolute == BUNDLED_MODEL_DIR:
         return BUNDLED_MODEL_ID
     return id_of_snapshot(absolute) or absolute.name
+
+
+def _named(path_or_id: str) -> ResolvedModel | None:
+    """The bundled model or a directory; None for the form of a hub id. Raises ModelNotFound for anything else."""
+    if path_or_id == BUNDLED_MODEL_ID:
+        return ResolvedModel(BUNDLED_MODEL_ID, BUNDLED_MODEL_DIR)
+    path = Path(os.path.abspath(Path(path_or_id).expanduser()))
+    if path.exists():
+        return _from_directory(path)
+    if HUB_ID.fullmatch(path_or_id):
+        return None
+    raise ModelNotFound(
+        f"{path_or_id!r} is neither a directory nor a model id: pass the directory of a model, "
+        f"an id such as org/name, or {BUNDLED_MODEL_ID}."
+    )
 
 
 def _from_directory(path: Path) -> ResolvedModel:

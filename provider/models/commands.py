@@ -1,0 +1,158 @@
+"""`darkbloom-py models`: what is on disk, and what a checkpoint is."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from provider.errors import ModelError
+from provider.memory.caps import DEFAULT_ACTIVATION_RESERVE_BYTES, GIB, minimum_serviceable_kv
+from provider.memory.requirement import required_for_load
+from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
+from provider.models.hub_cache import cache_directory, cached_models
+from provider.models.inspection import Inspection, MtpDeclaration, inspect_model
+from provider.models.resolve import ResolvedModel, find_model
+
+DEFAULT_MAX_CONCURRENT = 8
+
+app = typer.Typer(help="What is on disk, and what a checkpoint is.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command("list")
+def list_models(as_json: Json = False) -> None:
+    """The bundled model, and those of the Hugging Face cache."""
+    found = [describe(model) for model in models_on_disk(os.environ)]
+    if as_json:
+        typer.echo(json.dumps({"models": found}))
+    else:
+        Console().print(_list_table(found))
+
+
+@app.command("inspect")
+def inspect(path: Annotated[str, typer.Argument(metavar="PATH_OR_ID")], as_json: Json = False) -> None:
+    """What a checkpoint is, read from its files without loading it. Exit 1 when it is broken."""
+    try:
+        facts = describe(find_model(path))
+    except ModelError as error:
+        facts = {"id": path, "path": None, "supported": False, "reason": None, "problems": [str(error)]}
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        _print_facts(facts)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def models_on_disk(env: Mapping[str, str]) -> Iterator[ResolvedModel]:
+    yield ResolvedModel(BUNDLED_MODEL_ID, BUNDLED_MODEL_DIR)
+    for cached in cached_models(cache_directory(env)):
+        yield ResolvedModel(cached.id, cached.directory)
+
+
+def describe(model: ResolvedModel) -> dict[str, Any]:
+    """Everything that can be said of it; null where a fault or a foreign family leaves something unknown."""
+    place = {"id": model.id, "path": str(model.directory)}
+    try:
+        return {**place, **_facts(inspect_model(model.directory))}
+    except ModelError as error:
+        mtp = _mtp(MtpDeclaration.UNDETERMINABLE)
+        return {**place, "mtp": mtp, "supported": False, "reason": None, "problems": [str(error)]}
+
+
+def memory_required_bytes(found: Inspection) -> int | None:
+    """What loading it requires with the default activation reserve, eight rows and its whole context."""
+    size, kv, state, context = (
+        found.size_bytes,
+        found.kv_bytes_per_token,
+        found.state_bytes,
+        found.context_length,
+    )
+    if size is None or kv is None or state is None or context is None:
+        return None
+    minimum_kv = minimum_serviceable_kv(state + context * kv, DEFAULT_MAX_CONCURRENT)
+    return required_for_load(size, DEFAULT_ACTIVATION_RESERVE_BYTES, minimum_kv)
+
+
+def _facts(found: Inspection) -> dict[str, Any]:
+    layers = found.architecture
+    return {
+        "family": found.family,
+        "model_type": found.config.get("model_type"),
+        "context_length": found.context_length,
+        "vocab_size": found.vocab_size,
+        "dtype": found.dtype,
+        "quantization": found.quantization,
+        "size_bytes": found.size_bytes,
+        "memory_required_bytes": memory_required_bytes(found),
+        "kv_bytes_per_token": found.kv_bytes_per_token,
+        "state_bytes": found.state_bytes,
+        "full_attention_layers": None if layers is None else layers.full_layers,
+        "linear_attention_layers": None if layers is None else layers.linear_layers,
+        "tie_word_embeddings": None if layers is None else layers.tie_word_embeddings,
+        "eos_token_ids": sorted(found.eos_token_ids),
+        "vision": found.vision,
+        "mtp": _mtp(found.mtp),
+        "supported": found.unsupported is None and not found.problems,
+        "reason": found.unsupported,
+        "problems": list(found.problems),
+    }
+
+
+def _mtp(declaration: MtpDeclaration) -> dict[str, Any]:
+    return {"declared": declaration.value, "active": False, "reason": declaration.inactive_reason}
+
+
+def _list_table(found: list[dict[str, Any]]) -> Table:
+    table = Table("model", "family", "weights", "context", "served", box=None, pad_edge=False)
+    for facts in found:
+        table.add_row(
+            facts["id"],
+            facts.get("family") or "?",
+            _shown("size_bytes", facts.get("size_bytes")),
+            str(facts.get("context_length") or "?"),
+            "yes" if facts["supported"] else "no",
+        )
+    return table
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
+    table.columns[1].overflow = "fold"
+    for name, value in facts.items():
+        if name not in ("problems", "reason"):
+            table.add_row(name.removesuffix("_bytes").replace("_", " "), _shown(name, value))
+    console = Console()
+    console.print(table)
+    for said in (facts["reason"], *facts["problems"]):
+        if said:
+            console.print(said, style="red", markup=False, soft_wrap=True)
+
+
+def _shown(name: str, value: Any) -> str:
+    """For people: bytes in a unit that can be read, and words for what is not a string."""
+    match value:
+        case None:
+            return "unknown" if name != "quantization" else "none"
+        case bool():
+            return "yes" if value else "no"
+        case int() if name.endswith(("_bytes", "_per_token")):
+            return readable_bytes(value)
+        case dict():
+            return f"{value['declared']}; off ({value['reason']})"
+        case list():
+            return ", ".join(map(str, value))
+        case _:
+            return str(value)
+
+
+def readable_bytes(count: int) -> str:
+    for unit, size in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
