@@ -178,9 +178,7 @@ class _StopMatcher:
             node = queue.popleft()
             for char, child in self._next[node].items():
                 self._fail[child] = self._step(self._fail[node], char)
-                self._matched_chars[child] = (
-                    self._matched_chars[child] or self._matched_chars[self._fail[child]]
-                )
+                self._matched_chars[child] = self._matched_chars[child] or self._matched_chars[self._fail[child]]
                 queue.append(child)
 
     def _step(self, state: int, char: str) -> int:

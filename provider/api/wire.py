@@ -61,9 +61,7 @@ def model_not_found(model: str, known: list[str]) -> Failure:
 
 
 def queue_full(message: str, retry_after_s: int = 1) -> Failure:
-    return Failure(
-        429, "rate_limit_error", "queue_full", message, retryable=True, retry_after_s=retry_after_s
-    )
+    return Failure(429, "rate_limit_error", "queue_full", message, retryable=True, retry_after_s=retry_after_s)
 
 
 def unavailable(message: str, code: str = "service_unavailable", retry_after_s: int = 1) -> Failure:

@@ -1,0 +1,163 @@
+"""The HTTP API of one provider, without a coordinator."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from random import Random, SystemRandom
+from typing import Any, Literal, Protocol, cast
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from provider.api.auth import ApiKeyGate
+from provider.api.body import json_object
+from provider.api.request_id import RequestIds
+from provider.api.requests import ChatBody, CompletionBody
+from provider.api.stream import AnswerResponse, NoticeMode, failure_response, notice_mode
+from provider.api.surface import Surface
+from provider.api.wire import Failure, internal_error
+from provider.errors import RequestFailed
+from provider.generation import ServedModel, Serving
+
+Health = Literal["ok", "starting", "stalled", "draining"]
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+SCHEMA_REF = "#/components/schemas/{model}"
+SERVING_STATES: tuple[Health, ...] = ("ok", "draining")
+
+
+class ProviderStatus(Protocol):
+    """What the API tells of the provider itself."""
+
+    def health(self) -> Health: ...
+
+    def props(self) -> dict[str, Any]: ...
+
+    def slots(self) -> list[dict[str, Any]]: ...
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        ...
+
+
+def create_app(
+    serving: Serving,
+    status: ProviderStatus,
+    *,
+    api_key: str | None = None,
+    notices: NoticeMode = "comment",
+    clock: Callable[[], float] = time.time,
+    random: Random | None = None,
+    lifespan: Lifespan | None = None,
+) -> FastAPI:
+    """`notices` is the mode of requests that name none; without `api_key` everybody is let in."""
+    drawn = random or SystemRandom()
+    app = FastAPI(title="darkbloom-py", redirect_slashes=False, lifespan=lifespan)
+    _add_generation(app, Surface(serving, clock, drawn), notices)
+    _add_models(app, serving, created=int(clock()))
+    _add_status(app, status)
+    _add_errors(app)
+    # The last one added is the first to see a request.
+    if api_key is not None:
+        app.add_middleware(ApiKeyGate, api_key=api_key)
+    app.add_middleware(RequestIds, random=drawn)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+def _add_generation(app: FastAPI, surface: Surface, notices: NoticeMode) -> None:
+    async def answer(request: Request, endpoint: str) -> Response:
+        mode = notice_mode(request.headers, notices)
+        body = await json_object(request)
+        return AnswerResponse(await surface.open(endpoint, body), mode)
+
+    @app.post("/v1/chat/completions", openapi_extra=_takes("ChatBody"))
+    async def create_chat_completion(request: Request) -> Response:
+        return await answer(request, "/v1/chat/completions")
+
+    @app.post("/v1/completions", openapi_extra=_takes("CompletionBody"))
+    async def create_completion(request: Request) -> Response:
+        return await answer(request, "/v1/completions")
+
+
+def _add_models(app: FastAPI, serving: Serving, created: int) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(model, created) for model in serving.models()]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> dict[str, Any]:
+        return _model(serving.model(model_id), created)
+
+
+def _model(model: ServedModel, created: int) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": created,
+        "owned_by": "darkbloom-py",
+        "context_length": model.n_ctx,
+    }
+
+
+def _add_status(app: FastAPI, status: ProviderStatus) -> None:
+    @app.get("/health")
+    async def get_health() -> Response:
+        health = status.health()
+        return JSONResponse({"status": health}, 200 if health in SERVING_STATES else 503)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(status.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/props")
+    async def get_props() -> dict[str, Any]:
+        return status.props()
+
+    @app.get("/slots")
+    async def get_slots() -> list[dict[str, Any]]:
+        return status.slots()
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestFailed)
+    async def refused(_: Request, error: Exception) -> Response:
+        return failure_response(cast(RequestFailed, error).failure)  # Starlette calls it for this type alone
+
+    @app.exception_handler(HTTPException)
+    async def not_here(request: Request, error: Exception) -> Response:
+        wrong = cast(HTTPException, error)  # as above
+        code = "method_not_allowed" if wrong.status_code == 405 else "not_found"
+        message = f"{wrong.detail}: {request.method} {request.url.path}"
+        response = failure_response(Failure(wrong.status_code, "invalid_request_error", code, message))
+        response.headers.update(wrong.headers or {})
+        return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, __: Exception) -> Response:
+        return Response(status_code=400)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, __: Exception) -> Response:
+        return failure_response(internal_error("The server failed at this request."))
+
+
+def _takes(shape: str) -> dict[str, Any]:
+    schema = {"$ref": SCHEMA_REF.format(model=shape)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The bodies are read by hand, so their shapes are added by hand."""
+    if app.openapi_schema is None:
+        shapes = models_json_schema(
+            [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=SCHEMA_REF
+        )[1]["$defs"]
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(shapes)
+        app.openapi_schema = document
+    return app.openapi_schema

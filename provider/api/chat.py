@@ -1,0 +1,132 @@
+"""`/v1/chat/completions`: events to `chat.completion` objects."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
+
+from provider.api.output import CallArguments, CallBegun, Content, OutputParser, Piece, Reasoning
+from provider.api.translation import Chunk, Envelope, Tally, preempt
+from provider.generation import Delta, Finished
+
+
+class ChatTranslation:
+    """One answer; owner: the answer it belongs to. `thinking` and `tools` as `OutputParser` takes them."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        tally: Tally,
+        choices: int,
+        thinking: bool,
+        tools: Mapping[str, Any],
+        new_call_id: Callable[[], str],
+    ) -> None:
+        self._envelope = envelope
+        self._tally = tally
+        self._choices = [_Choice(index, OutputParser(thinking, tools, new_call_id)) for index in range(choices)]
+
+    @property
+    def tally(self) -> Tally:
+        return self._tally
+
+    def delta(self, index: int, event: Delta) -> list[Chunk]:
+        deltas = self._choices[index].delta(event.text)
+        return [self._chunk(index, delta) for delta in deltas]
+
+    def finished(self, index: int, event: Finished) -> list[Chunk]:
+        self._tally.add(event)
+        choice = self._choices[index]
+        chunks = [self._chunk(index, delta) for delta in choice.finish(event)]
+        last = self._chunk(index, {}, choice.finish_reason)
+        return [*chunks, {**last, "preempt": preempt(event.parks, event.recomputes)}]
+
+    def empty_chunk(self) -> Chunk:
+        return self._chunk(0, {})
+
+    def usage_chunk(self) -> Chunk:
+        return {**self._object("chat.completion.chunk", []), "usage": self._tally.usage()}
+
+    def whole(self) -> Chunk:
+        whole = self._object("chat.completion", [choice.whole() for choice in self._choices])
+        return {**whole, "usage": self._tally.usage(), "preempt": self._tally.preempt()}
+
+    def _chunk(self, index: int, delta: Chunk, reason: str | None = None) -> Chunk:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return self._object("chat.completion.chunk", [choice])
+
+    def _object(self, kind: str, choices: list[Chunk]) -> Chunk:
+        return {
+            "id": self._envelope.id,
+            "object": kind,
+            "created": self._envelope.created,
+            "model": self._envelope.model,
+            "choices": choices,
+        }
+
+
+class _Choice:
+    """What one sequence has said so far."""
+
+    def __init__(self, index: int, parser: OutputParser) -> None:
+        self._index = index
+        self._parser = parser
+        self._begun = False
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[Chunk] = []
+        self.finish_reason: str | None = None
+
+    def delta(self, text: str) -> list[Chunk]:
+        return self._begin() + [self._take(piece) for piece in self._parser.push(text)]
+
+    def finish(self, event: Finished) -> list[Chunk]:
+        deltas = self._begin() + [self._take(piece) for piece in self._parser.finish()]
+        called = self._calls and event.reason == "stop"
+        self.finish_reason = "tool_calls" if called else event.reason
+        return deltas
+
+    def whole(self) -> Chunk:
+        content = "".join(self._content)
+        message: Chunk = {"role": "assistant", "content": content or (None if self._calls else "")}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return {
+            "index": self._index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": self.finish_reason,
+        }
+
+    def _begin(self) -> list[Chunk]:
+        """The role, once, with the first sign of life."""
+        if self._begun:
+            return []
+        self._begun = True
+        return [{"role": "assistant", "content": ""}]
+
+    def _take(self, piece: Piece) -> Chunk:
+        """Remembers `piece` and returns it as a delta."""
+        match piece:
+            case Reasoning(text):
+                self._reasoning.append(text)
+                return {"reasoning_content": text}
+            case Content(text):
+                self._content.append(text)
+                return {"content": text}
+            case CallBegun(index, call_id, name):
+                self._calls.append(_call(call_id, name))
+                return _call_delta(index, _call(call_id, name))
+            case CallArguments(index, text):
+                self._calls[index]["function"]["arguments"] += text
+                return _call_delta(index, {"function": {"arguments": text}})
+            case _:
+                assert_never(piece)
+
+
+def _call(call_id: str, name: str) -> Chunk:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _call_delta(index: int, call: Chunk) -> Chunk:
+    return {"tool_calls": [{"index": index, **call}]}

@@ -1,0 +1,184 @@
+"""A request's body, once understood: the sequences to generate and the translation of what they say.
+
+Decides everything that can be refused before a token is computed; touches nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from provider.api.chat import ChatTranslation
+from provider.api.completions import CompletionsTranslation
+from provider.api.prompt import chat_prompt
+from provider.api.requests import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_CHOICES,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    parse,
+)
+from provider.api.translation import Envelope, Tally, Translation
+from provider.api.wire import context_exceeded, invalid_request
+from provider.errors import RequestFailed
+from provider.generation import GenerationRequest, Sampling, ServedModel
+
+_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`requests` are numbered as the translation's sequences."""
+
+    model_id: str
+    requests: Sequence[GenerationRequest]
+    translation: Translation
+    streaming: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a job needs beside its body. `request_id` is unique among the generations alive."""
+
+    request_id: str
+    model: ServedModel
+    clock: Callable[[], float]
+    random: Random
+
+    def envelope(self, prefix: str) -> Envelope:
+        return Envelope(new_id(prefix, self.random), int(self.clock()), self.model.id)
+
+
+def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
+    """Raises RequestFailed for what cannot be served."""
+    chat = parse(ChatBody, body)
+    # The template gets messages and tools as they were sent: the order of their keys reaches the model.
+    tools = (body.get("tools") or []) if chat.tool_choice != "none" else []
+    prompt = chat_prompt(
+        origin.model.tokenizer,
+        body["messages"],
+        tools,
+        chat.chat_template_kwargs or {},
+        origin.clock,
+        origin.random,
+    )
+    _check_prompt(prompt.token_ids, "messages", origin.model)
+    translation = ChatTranslation(
+        origin.envelope("chatcmpl-"),
+        Tally(len(prompt.token_ids)),
+        choices=chat.n or 1,
+        thinking=prompt.thinking,
+        tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in tools},
+        new_call_id=lambda: new_id("call_", origin.random),
+    )
+    return _job(chat, origin, [prompt.token_ids], chat.token_limit, translation)
+
+
+def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
+    """Every prompt is checked before any is generated. Raises RequestFailed."""
+    completion = parse(CompletionBody, body)
+    prompts = completion.prompts
+    choices = len(prompts) * (completion.n or 1)
+    if choices > MAX_CHOICES:
+        message = f"prompt: {choices} sequences asked for, {MAX_CHOICES} at most in one request."
+        raise RequestFailed(invalid_request(message, "prompt"))
+    several = len(prompts) > 1
+    encoded = [
+        _encoded(prompt, f"prompt[{number}]" if several else "prompt", origin.model)
+        for number, prompt in enumerate(prompts)
+    ]
+    tally = Tally(sum(map(len, encoded)))
+    translation = CompletionsTranslation(origin.envelope("cmpl-"), tally, choices)
+    limit = completion.max_tokens or DEFAULT_COMPLETION_TOKENS
+    return _job(completion, origin, encoded, limit, translation)
+
+
+def new_id(prefix: str, random: Random) -> str:
+    """As OpenAI's ids: 24 characters nobody guesses."""
+    return prefix + "".join(random.choices(_ID_ALPHABET, k=24))
+
+
+def _job(
+    body: GenerationBody,
+    origin: Origin,
+    prompts: Sequence[list[int]],
+    limit: int | None,
+    translation: Translation,
+) -> Job:
+    tokenizer = origin.model.tokenizer
+    sampling = _sampling(body, origin)
+    stop_token_ids = [] if body.ignore_eos else sorted(tokenizer.eos_token_ids)
+    skip_special_tokens = body.skip_special_tokens is not False
+    requests = [
+        GenerationRequest(
+            request_id=f"{origin.request_id}-{number}",
+            prompt=prompt,
+            max_tokens=_token_limit(limit, prompt, origin.model),
+            sampling=sampling(index),
+            stop_token_ids=stop_token_ids,
+            stop=body.stops,
+            priority=body.priority or 0,
+            skip_special_tokens=skip_special_tokens,
+        )
+        for number, (prompt, index) in enumerate((prompt, index) for prompt in prompts for index in range(body.n or 1))
+    ]
+    return Job(origin.model.id, requests, translation, bool(body.stream), body.include_usage)
+
+
+def _token_limit(limit: int | None, prompt: Sequence[int], model: ServedModel) -> int:
+    room = model.n_ctx - len(prompt)
+    return room if limit is None else min(limit, room)
+
+
+def _encoded(prompt: str | list[int], param: str, model: ServedModel) -> list[int]:
+    token_ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    _check_prompt(token_ids, param, model)
+    return token_ids
+
+
+def _check_prompt(token_ids: Sequence[int], param: str, model: ServedModel) -> None:
+    if not token_ids:
+        raise RequestFailed(invalid_request(f"{param}: the prompt is empty.", param))
+    if len(token_ids) >= model.n_ctx:
+        raise RequestFailed(context_exceeded(len(token_ids), model.n_ctx))
+    if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+        message = f"{param}: token ids must be from 0 to {model.vocab_size - 1}."
+        raise RequestFailed(invalid_request(message, param))
+
+
+def _sampling(body: GenerationBody, origin: Origin) -> Callable[[int], Sampling]:
+    """The sampling of the choice with the given index."""
+    seed = origin.random.getrandbits(_SEED_BITS) if body.seed is None else body.seed % 2**_SEED_BITS
+    logit_bias = _logit_bias(body.logit_bias or {}, origin.model.vocab_size)
+
+    def of(index: int) -> Sampling:
+        return Sampling(
+            temperature=_given(body.temperature, 1.0),
+            top_p=_given(body.top_p, 1.0),
+            top_k=max(body.top_k or 0, 0),
+            min_p=_given(body.min_p, 0.0),
+            seed=seed,
+            index=index,
+            repetition_penalty=_given(body.repetition_penalty, 1.0),
+            presence_penalty=_given(body.presence_penalty, 0.0),
+            frequency_penalty=_given(body.frequency_penalty, 0.0),
+            logit_bias=logit_bias,
+        )
+
+    return of
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    """OpenAI's keys are token ids written as strings."""
+    by_id = {int(key): float(value) for key, value in bias.items() if key.isascii() and key.isdigit()}
+    if len(by_id) != len(bias) or any(token_id >= vocab_size for token_id in by_id):
+        message = f"logit_bias: every key must be one token id from 0 to {vocab_size - 1}, each once."
+        raise RequestFailed(invalid_request(message, "logit_bias"))
+    return by_id

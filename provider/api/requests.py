@@ -1,0 +1,222 @@
+"""The bodies of generation requests, as OpenAI shapes them, with the extensions accepted in each.
+
+Unknown fields are ignored; a known one with a wrong value is refused by name, as is one that is not supported.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from provider.api.wire import Failure, invalid_request
+from provider.errors import RequestFailed
+
+MAX_STOPS = 64
+"""OpenAI takes 4; what a step costs does not depend on their number, but their table's memory does."""
+
+MAX_STOP_CHARS = 1024
+MAX_CHOICES = 128
+"""As OpenAI's `n`."""
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for /v1/completions; a chat has none."""
+
+Body = TypeVar("Body", bound="GenerationBody")
+
+
+def _must_be(accepted: str) -> WrapValidator:
+    """Says what is accepted, in place of one message for each alternative of a union."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise PydanticCustomError("accepted", "must be {accepted}", {"accepted": accepted}) from None
+
+    return WrapValidator(check)
+
+
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)],
+    _must_be(f"a string or a list of at most {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters"),
+]
+Prompt = Annotated[
+    str | list[int] | list[str] | list[list[int]],
+    _must_be("a string, a list of token ids, or a list of either"),
+]
+Content = Annotated[str | list[dict[str, Any]], _must_be("a string, null or a list of content parts")]
+Arguments = Annotated[str | dict[str, Any], _must_be("a JSON string or an object")]
+
+
+class Shape(BaseModel):
+    """No value is converted to another type: the string "1" is not a number."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Shape):
+    include_usage: bool | None = None
+
+
+class GenerationBody(Shape):
+    """What every generation request may hold."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: Stop | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise _refused("stream_options", "is allowed only with `stream: true`")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ToolFunction(Shape):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Shape):
+    """Checks a tool only, as `Message` does."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class CalledFunction(Shape):
+    name: str
+    arguments: Arguments | None = None
+
+
+class CalledTool(Shape):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Shape):
+    """Checks a message only: the template gets it as it was sent, with members not named here."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(GenerationBody):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_supported(self) -> Self:
+        if self.tool_choice not in (None, "auto", "none"):
+            raise _refused("tool_choice", 'must be "auto" or "none": nothing else is supported')
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise _refused("response_format", 'must be {"type": "text"}: nothing else is supported')
+        if self.logprobs:
+            raise _refused("logprobs", "is not supported")
+        if self.top_logprobs is not None:
+            raise _refused("top_logprobs", "is not supported")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens` is the newer name of `max_tokens`; the smaller wins when both are given."""
+        given = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
+        return min(given, default=None)
+
+
+class CompletionBody(GenerationBody):
+    prompt: Prompt
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_supported(self) -> Self:
+        if self.best_of not in (None, 1):
+            raise _refused("best_of", "is not supported")
+        if self.echo:
+            raise _refused("echo", "is not supported")
+        if self.logprobs is not None:
+            raise _refused("logprobs", "is not supported")
+        if self.suffix:
+            raise _refused("suffix", "is not supported")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        token_ids = [item for item in self.prompt if isinstance(item, int)]
+        if token_ids or not self.prompt:
+            return [token_ids]
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+def parse(shape: type[Body], body: Mapping[str, Any]) -> Body:
+    """Raises RequestFailed (400) naming the first field that is wrong, as `messages[0].role`."""
+    try:
+        return shape.model_validate(body)
+    except ValidationError as error:
+        raise RequestFailed(_failure(error)) from None
+
+
+def _refused(field: str, reason: str) -> PydanticCustomError:
+    return PydanticCustomError("refused", "{reason}", {"field": field, "reason": reason})
+
+
+def _failure(error: ValidationError) -> Failure:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = first.get("ctx", {}).get("field") or _path(first["loc"])
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return invalid_request(f"{param}: {first['msg']}", param, code)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return "".join(steps).removeprefix(".")
