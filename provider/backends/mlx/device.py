@@ -7,9 +7,16 @@ import mlx.core as mx
 
 
 def device_name() -> str:
+    """`cpu: AMD EPYC`, `gpu: Apple M2 Max`, `gpu: NVIDIA H200`."""
     device = mx.default_device()
     name = mx.device_info(device).get("device_name", "unknown")
     return f"{device.type.name}: {name}"
+
+
+def device_memory() -> tuple[int | None, int | None]:
+    """Total and free bytes of the device; MLX tells them for CUDA, and the total for Metal."""
+    info = mx.device_info(mx.default_device())
+    return _integer(info.get("total_memory", info.get("memory_size"))), _integer(info.get("free_memory"))
 
 
 def tiny_product() -> float:
@@ -20,5 +27,11 @@ def tiny_product() -> float:
     return total
 
 
+def _integer(value: str | int | None) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 if __name__ == "__main__":
-    json.dump({"device": device_name(), "sum": tiny_product()}, sys.stdout)
+    product = tiny_product()
+    total, free = device_memory()
+    json.dump({"device": device_name(), "sum": product, "total_bytes": total, "free_bytes": free}, sys.stdout)

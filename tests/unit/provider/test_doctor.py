@@ -1,0 +1,226 @@
+"""From facts to findings: what fails, what only warns, and that each says how to fix it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provider.config import ProviderConfig, read_config
+from provider.doctor import (
+    DEFAULT_PORTS,
+    Facts,
+    Finding,
+    ModelFacts,
+    Status,
+    diagnose,
+    is_failure,
+    judge_coordinator,
+    judge_memory,
+    judge_mlx,
+    judge_model,
+    judge_platform,
+    judge_port,
+)
+from provider.hardware import Hardware
+from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
+from provider.models.inspection import inspect_model
+from provider.probes import (
+    CoordinatorOutcome,
+    DirectoryFacts,
+    MlxOutcome,
+    PortState,
+    PostgresOutcome,
+    Verdict,
+)
+from tests.fixtures.checkpoints import qwen_config, write_model
+
+GIB = 2**30
+MACHINE = Hardware(
+    system="Linux",
+    machine="x86_64",
+    python="3.12.1",
+    chip="AMD EPYC",
+    cores=8,
+    physical_bytes=32 * GIB,
+    available_bytes=24 * GIB,
+    memory_kind="host",
+)
+MLX = MlxOutcome("cpu: AMD EPYC", True, None)
+BUNDLED = ModelFacts(BUNDLED_MODEL_ID, inspect_model(BUNDLED_MODEL_DIR), None)
+URL = "ws://127.0.0.1:8080/ws/provider"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ProviderConfig:
+    return read_config({}, file=tmp_path / "none.toml", data_dir=tmp_path, env={})
+
+
+@pytest.fixture
+def facts(config: ProviderConfig, tmp_path: Path) -> Facts:
+    """Of a machine with nothing wrong."""
+    return Facts(
+        config=config,
+        hardware=MACHINE,
+        mlx=MLX,
+        models=(BUNDLED,),
+        ports=dict.fromkeys(DEFAULT_PORTS, PortState.FREE),
+        ports_asked_for=False,
+        data_dir=DirectoryFacts(tmp_path, True, 100 * GIB),
+        postgres=PostgresOutcome(False, "postgres (PostgreSQL) 18.6", None),
+        coordinators=(CoordinatorOutcome(URL, Verdict.ACCEPTED),),
+        token_given=True,
+    )
+
+
+def found(findings: list[Finding], name: str) -> Finding:
+    return next(finding for finding in findings if finding.name == name)
+
+
+def memory(hardware: Hardware, config: ProviderConfig, mlx: MlxOutcome = MLX) -> Finding:
+    (finding,) = judge_memory(hardware, mlx, config, [BUNDLED])
+    return finding
+
+
+def test_a_healthy_machine_passes_every_check(facts: Facts) -> None:
+    assert {finding.status for finding in diagnose(facts)} == {Status.PASS}
+
+
+def test_whatever_is_no_pass_names_a_fix_and_a_pass_none(facts: Facts, tmp_path: Path) -> None:
+    broken = replace(
+        facts,
+        config="provider.toml: engine.exakt is not a known key",
+        hardware=replace(MACHINE, system="Plan9", physical_bytes=None),
+        mlx=MlxOutcome(None, False, "exit code -11: no message"),
+        models=(ModelFacts("org/absent", None, "org/absent is not on this machine"),),
+        ports={80: PortState.FORBIDDEN, 8000: PortState.TAKEN},
+        data_dir=DirectoryFacts(tmp_path, False, None),
+        postgres=PostgresOutcome(True, None, "connection refused"),
+        coordinators=(CoordinatorOutcome(URL, Verdict.UNREACHABLE, "refused"),),
+    )
+    findings = diagnose(broken)
+
+    assert Status.PASS not in {finding.status for finding in findings}
+    assert all(finding.fix for finding in findings)
+    assert all(finding.fix is None for finding in diagnose(facts))
+
+
+@pytest.mark.parametrize(
+    ("physical", "available", "status"),
+    [
+        (32 * GIB, 24 * GIB, Status.PASS),
+        (32 * GIB, None, Status.PASS),
+        (32 * GIB, 1024, Status.WARN),
+        (8 * GIB, 6 * GIB, Status.WARN),  # below the default activation reserve, and still served
+        (4 * GIB, 3 * GIB, Status.FAIL),  # the operator's reserve is all there is
+        (None, None, Status.WARN),
+    ],
+)
+def test_memory_is_judged_by_cap_and_by_what_is_free(
+    config: ProviderConfig, physical: int | None, available: int | None, status: Status
+) -> None:
+    hardware = replace(MACHINE, physical_bytes=physical, available_bytes=available)
+
+    assert memory(hardware, config).status is status
+
+
+def test_a_discrete_gpu_is_judged_by_its_own_memory(config: ProviderConfig) -> None:
+    hardware = replace(MACHINE, memory_kind="discrete")
+    small = MlxOutcome("gpu: NVIDIA T400", True, None, total_bytes=4 * GIB, free_bytes=4 * GIB)
+
+    assert memory(hardware, config, small).status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "status"),
+    [
+        (MLX, "host", Status.PASS),
+        (MlxOutcome("gpu: Apple M2", True, None), "unified", Status.PASS),
+        (MLX, "discrete", Status.WARN),
+        (MlxOutcome("gpu: Apple M2", False, None), "unified", Status.FAIL),
+        (MlxOutcome(None, False, "no answer within 120 s"), "host", Status.FAIL),
+    ],
+)
+def test_mlx_has_to_compute_right_and_on_the_gpu_that_is_there(outcome: MlxOutcome, kind: str, status: Status) -> None:
+    hardware = replace(MACHINE, memory_kind=kind)
+
+    assert judge_mlx(outcome, hardware).status is status
+
+
+@pytest.mark.parametrize(
+    ("state", "asked_for", "status"),
+    [
+        (PortState.FREE, False, Status.PASS),
+        (PortState.OURS, True, Status.PASS),
+        (PortState.TAKEN, False, Status.WARN),
+        (PortState.TAKEN, True, Status.FAIL),
+        (PortState.FORBIDDEN, True, Status.FAIL),
+    ],
+)
+def test_a_taken_port_fails_only_who_asked_for_it(state: PortState, asked_for: bool, status: Status) -> None:
+    assert judge_port(9000, state, asked_for).status is status
+
+
+def test_a_refused_token_is_told_from_an_unreachable_coordinator() -> None:
+    refused = list(judge_coordinator(CoordinatorOutcome(URL, Verdict.BAD_TOKEN), token_given=True))
+    absent = list(judge_coordinator(CoordinatorOutcome(URL, Verdict.UNREACHABLE, "x"), token_given=True))
+
+    assert [(one.name, one.status.value) for one in refused] == [
+        ("coordinator reachable", "pass"),
+        ("token accepted", "fail"),
+    ]
+    assert [(one.name, one.status.value) for one in absent] == [("coordinator reachable", "fail")]
+
+
+def test_without_a_token_only_reachability_is_judged() -> None:
+    findings = judge_coordinator(CoordinatorOutcome(URL, Verdict.BAD_TOKEN), token_given=False)
+
+    assert [(one.name, one.status.value) for one in findings] == [("coordinator reachable", "pass")]
+
+
+def test_no_coordinator_means_no_check_of_one(facts: Facts) -> None:
+    names = {finding.name for finding in diagnose(replace(facts, coordinators=(), token_given=False))}
+
+    assert names.isdisjoint({"coordinator reachable", "token accepted"})
+
+
+def test_a_broken_or_foreign_model_fails(tmp_path: Path) -> None:
+    foreign = write_model(tmp_path / "foreign", {**qwen_config(), "model_type": "llama"})
+    broken = write_model(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"")
+
+    assert judge_model(BUNDLED).status is Status.PASS
+    assert "llama" in judge_model(ModelFacts("f", inspect_model(foreign), None)).message
+    finding = judge_model(ModelFacts("b", inspect_model(broken), None))
+    assert (finding.status, "model.safetensors" in finding.message) == (Status.FAIL, True)
+
+
+def test_a_full_disk_warns(facts: Facts, tmp_path: Path) -> None:
+    findings = diagnose(replace(facts, data_dir=DirectoryFacts(tmp_path, True, 10 * 2**20)))
+
+    assert found(findings, "data directory").status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "status"),
+    [
+        ("Darwin", "arm64", Status.PASS),
+        ("Linux", "aarch64", Status.PASS),
+        ("Darwin", "x86_64", Status.WARN),
+        ("Windows", "AMD64", Status.WARN),
+    ],
+)
+def test_platforms_that_are_not_tested_warn(system: str, machine: str, status: Status) -> None:
+    assert judge_platform(replace(MACHINE, system=system, machine=machine)).status is status
+
+
+@pytest.mark.parametrize(
+    ("statuses", "strict", "failed"),
+    [
+        ([Status.PASS], True, False),
+        ([Status.PASS, Status.WARN], False, False),
+        ([Status.PASS, Status.WARN], True, True),
+        ([Status.WARN, Status.FAIL], False, True),
+    ],
+)
+def test_a_warning_fails_only_when_strict(statuses: list[Status], strict: bool, failed: bool) -> None:
+    assert is_failure([Finding("x", status, "y") for status in statuses], strict) is failed
