@@ -1,0 +1,42 @@
+"""Reads a JSON object of bounded size, which is all that the coordinator asks of a generation's body."""
+
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from coordinator.api.errors import Refusal, body_too_large
+from provider.api.wire import MAX_BODY_BYTES, invalid_request
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Raises Refusal: 413, whether or not the length was announced, or 400."""
+    return parse_object(await _read(request))
+
+
+async def _read(request: Request) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+        raise Refusal(body_too_large())
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise Refusal(body_too_large())
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Raises Refusal for anything that could not be sent on as UTF-8 JSON."""
+    try:
+        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refusal(invalid_request(f"The body is not valid JSON: {error}", code="invalid_json")) from None
+    if not isinstance(value, dict):
+        raise Refusal(invalid_request("The body must be a JSON object.", code="invalid_json"))
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

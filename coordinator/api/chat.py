@@ -1,0 +1,67 @@
+"""POST /v1/chat/completions and /v1/completions: passed on to a provider, which does all validation but this."""
+
+import uuid
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.auth import requires, services_of
+from coordinator.api.body import read_object
+from coordinator.api.errors import Refusal
+from coordinator.api.relay import Notices, Relay
+from coordinator.job import Job
+from coordinator.store.records import Token, TokenKind
+from provider.api.wire import invalid_request
+
+router = APIRouter()
+Caller = Annotated[Token, Depends(requires(TokenKind.API))]
+NOTICES = "x-darkbloom-notices"
+BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+@router.post("/v1/chat/completions", openapi_extra=BODY)
+async def chat_completions(request: Request, caller: Caller) -> Response:
+    return await _generate(request, caller)
+
+
+@router.post("/v1/completions", openapi_extra=BODY)
+async def completions(request: Request, caller: Caller) -> Response:
+    return await _generate(request, caller)
+
+
+async def _generate(request: Request, caller: Token) -> Response:
+    body = await read_object(request)
+    job = Job(
+        id=str(uuid.uuid4()),
+        token_id=caller.id,
+        endpoint=request.url.path,
+        model=_model(body),
+        stream=_stream(body),
+        body=body,
+        started_at=datetime.now(UTC),
+    )
+    request.state.job_id = job.id
+    return Relay(partial(services_of(request).dispatcher.run, job), job.stream, _notices(request))
+
+
+def _model(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise Refusal(invalid_request("`model` must be the name of a model.", "model"))
+    return model
+
+
+def _stream(body: dict[str, Any]) -> bool:
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise Refusal(invalid_request("`stream` must be true or false.", "stream"))
+    return bool(stream)
+
+
+def _notices(request: Request) -> Notices:
+    """Comments unless told otherwise; `chunk` is not known here yet and means comments too."""
+    return Notices.OFF if request.headers.get(NOTICES) == "off" else Notices.COMMENT

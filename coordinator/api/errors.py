@@ -1,0 +1,75 @@
+"""The one place where a failure becomes an HTTP answer, in OpenAI's form."""
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from coordinator.errors import StoreDown
+from provider.api.wire import MAX_BODY_BYTES, Failure, internal_error, invalid_request, unavailable
+
+
+class Refusal(Exception):
+    """Ends a request with `failure`."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def answer(failure: Failure) -> Response:
+    return JSONResponse(failure.body(), failure.status, failure.headers())
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(Refusal, _answer)
+    app.add_exception_handler(StoreDown, _answer)
+    app.add_exception_handler(RequestValidationError, _answer)
+    app.add_exception_handler(HTTPException, _answer)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    response = answer(failure_of(error, request.method, request.url.path))
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
+    return response
+
+
+def failure_of(error: Exception, method: str, path: str) -> Failure:
+    match error:
+        case Refusal():
+            return error.failure
+        case StoreDown():
+            return store_down()
+        case RequestValidationError():
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"][1:])
+            return invalid_request(f"{where}: {first['msg']}", where)
+        case HTTPException(status_code=404):
+            return Failure(404, "invalid_request_error", "not_found", f"There is no {path} here.")
+        case HTTPException(status_code=405):
+            message = f"{path} does not take {method}."
+            return Failure(405, "invalid_request_error", "method_not_allowed", message)
+        case HTTPException():
+            return Failure(error.status_code, "invalid_request_error", "http_error", error.detail)
+        case _:
+            return internal_error("The coordinator has failed at this request.")
+
+
+def store_down() -> Failure:
+    return unavailable("The store of keys does not answer.", "store_unavailable", retry_after_s=2)
+
+
+def unauthorized(message: str) -> Failure:
+    return Failure(401, "authentication_error", "invalid_api_key", message)
+
+
+def wrong_kind(kind: str, wanted: str) -> Failure:
+    message = f"This is a key of kind {kind}; the route takes {wanted}."
+    return Failure(403, "permission_error", "wrong_key_kind", message)
+
+
+def body_too_large() -> Failure:
+    message = f"The body is larger than {MAX_BODY_BYTES} bytes."
+    return Failure(413, "invalid_request_error", "body_too_large", message)

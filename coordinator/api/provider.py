@@ -1,0 +1,36 @@
+"""GET /ws/provider: where providers dial in (docs/protocol.md)."""
+
+from fastapi import APIRouter
+from starlette.websockets import WebSocket
+
+from coordinator.api.auth import secret_of, started
+from coordinator.errors import StoreDown
+from coordinator.services import Services
+from coordinator.store.records import TokenKind
+from provider.protocol import CLOSE_BAD_TOKEN
+
+CLOSE_TRY_LATER = 1013
+
+router = APIRouter()
+
+
+@router.websocket("/ws/provider")
+async def provider(socket: WebSocket) -> None:
+    """Accepted before the token is judged: a refused handshake could carry no close code."""
+    await socket.accept()
+    services = started(socket)
+    if services is None or services.dispatcher.draining:
+        return await socket.close(CLOSE_TRY_LATER, "the coordinator is starting or shutting down")
+    try:
+        welcome = await _welcome(socket, services)
+    except StoreDown:
+        return await socket.close(CLOSE_TRY_LATER, "the store of keys does not answer")
+    if not welcome:
+        return await socket.close(CLOSE_BAD_TOKEN, "the token is unknown, revoked or of another kind")
+    return await services.hub.serve(socket)
+
+
+async def _welcome(socket: WebSocket, services: Services) -> bool:
+    secret = secret_of(socket)
+    token = None if secret is None else await services.keys.token(secret)
+    return token is not None and token.kind is TokenKind.PROVIDER

@@ -1,0 +1,108 @@
+"""Sends a job's outcome to its client: a stream or one object, and the job ends when the client goes away."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.api.errors import answer
+from coordinator.dispatch import Client
+from coordinator.job import Done
+from provider.api.wire import DONE, Failure, sse_comment, sse_data
+from provider.protocol import NoticeKind
+
+LAST_WRITE_S = 5
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Notices(StrEnum):
+    """Header X-Darkbloom-Notices."""
+
+    COMMENT = "comment"
+    OFF = "off"
+
+
+class Relay(Response):
+    """`run` does the job, handing its chunks to the client it is given."""
+
+    def __init__(
+        self, run: Callable[[Client], Coroutine[Any, Any, Done | Failure]], stream: bool, notices: Notices
+    ) -> None:
+        super().__init__()
+        self._run = run
+        self._stream = stream
+        self._notices = notices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = _Events(send, self._notices if self._stream else Notices.OFF)
+        job = asyncio.create_task(self._run(client))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({job, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if job.done():
+                await self._finish(job.result(), client, scope, receive, send)
+        finally:
+            job.cancel()
+            gone.cancel()
+            await asyncio.wait({job, gone})
+
+    async def _finish(
+        self, result: Done | Failure, client: "_Events", scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        match result:
+            case Failure() if not client.started:
+                await answer(result)(scope, receive, send)
+            case Done(body) if not self._stream:
+                await JSONResponse(body)(scope, receive, send)
+            case Failure():
+                await client.end(sse_data(result.body()) + DONE)
+            case Done():
+                await client.end(DONE)
+
+
+class _Events:
+    """A server-sent event stream that starts with its first event."""
+
+    def __init__(self, send: Send, notices: Notices) -> None:
+        self._send = send
+        self._notices = notices
+        self.started = False
+
+    async def chunk(self, data: dict[str, Any]) -> None:
+        await self._write(_encoded(data))
+
+    async def notice(self, kind: NoticeKind) -> None:
+        if self._notices is Notices.COMMENT:
+            await self._write(sse_comment(kind))
+
+    async def end(self, last: bytes) -> None:
+        """A client that does not read is left."""
+        async with asyncio.timeout(LAST_WRITE_S):
+            await self._write(last, more=False)
+
+    async def _write(self, body: bytes, more: bool = True) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _encoded(data: dict[str, Any]) -> bytes:
+    try:
+        return sse_data(data)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair has no UTF-8, but JSON can still spell it.
+        return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

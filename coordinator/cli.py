@@ -1,0 +1,149 @@
+"""`coordinator serve | migrate | token ...`, the commands of `darkbloom-py` that run or prepare a coordinator."""
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator import log
+from coordinator.config import DEFAULT_HOST, DEFAULT_PORT, Settings, settings
+from coordinator.errors import CoordinatorError
+from coordinator.keys import hashed, new_secret
+from coordinator.store.records import Token, TokenKind
+
+app = typer.Typer(
+    help="Routes requests over a fleet of providers.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+token = typer.Typer(help="The secrets of API clients, providers and operators.", no_args_is_help=True)
+app.add_typer(token, name="token")
+
+DataDir = Annotated[Path | None, typer.Option(help="Where the embedded Postgres lives. [env: DARKBLOOM_DATA_DIR]")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(help="A Postgres to use instead of the embedded one. [env: DARKBLOOM_DATABASE_URL]"),
+]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)]
+ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
+Kind = Annotated[TokenKind, typer.Option(help="What the secret may be used for.")]
+Name = Annotated[str | None, typer.Option(help="What to call it in lists; a made-up name if left out.")]
+
+
+@app.command()
+def serve(
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    exit_when_closed: ExitWhenClosed = None,
+) -> None:
+    """Run a coordinator in the foreground."""
+    # The web server takes a second to import, which no other command needs.
+    from coordinator.serve import serve as run
+
+    log.to_stderr()
+    with _told():
+        run(
+            settings(os.environ, data_dir=data_dir, database_url=database_url, host=host, port=port),
+            exit_when_closed,
+        )
+
+
+@app.command()
+def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    """Bring the database to the schema of this version; `serve` does so by itself."""
+    with _told():
+        asyncio.run(_migrate(settings(os.environ, data_dir=data_dir, database_url=database_url)))
+        typer.echo("The database has the schema of this version.")
+
+
+@token.command()
+def create(kind: Kind, name: Name = None, data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    """Make a secret and print it, once: only its hash is stored."""
+    with _told():
+        where = settings(os.environ, data_dir=data_dir, database_url=database_url)
+        secret = new_secret()
+        made = asyncio.run(_create(where, kind, name or f"{kind.value}-{secrets.token_hex(3)}", secret))
+        typer.echo(f"Token {made.id} of kind {made.kind.value}, named {made.name}; this is shown only once:")
+        typer.echo(secret)
+
+
+@token.command("list")
+def list_tokens(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    """Every token ever made, without its secret."""
+    with _told():
+        tokens = asyncio.run(_list(settings(os.environ, data_dir=data_dir, database_url=database_url)))
+        typer.echo(f"{'ID':>4}  {'KIND':8}  {'NAME':24}  {'CREATED':16}  {'LAST USED':16}  STATE")
+        for each in tokens:
+            typer.echo(_line(each))
+
+
+@token.command()
+def revoke(
+    name_or_id: Annotated[str, typer.Argument(metavar="NAME_OR_ID")],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Revoke the live tokens of that name, or the one of that id; running coordinators follow within seconds."""
+    with _told():
+        where = settings(os.environ, data_dir=data_dir, database_url=database_url)
+        revoked = asyncio.run(_revoke(where, name_or_id))
+        if not revoked:
+            raise CoordinatorError(f"No live token has the name or id {name_or_id!r}: see `token list`.")
+        for each in revoked:
+            typer.echo(f"Revoked token {each.id} of kind {each.kind.value}, named {each.name}.")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error of ours is told in its own words, and the exit code is 1."""
+    try:
+        yield
+    except CoordinatorError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+async def _migrate(where: Settings) -> None:
+    from coordinator.store.lifetime import open_store
+
+    async with open_store(where):
+        pass
+
+
+async def _create(where: Settings, kind: TokenKind, name: str, secret: str) -> Token:
+    from coordinator.store.lifetime import open_store
+
+    async with open_store(where) as store:
+        return await store.add_token(kind, name, hashed(secret), datetime.now(UTC))
+
+
+async def _list(where: Settings) -> list[Token]:
+    from coordinator.store.lifetime import open_store
+
+    async with open_store(where) as store:
+        return await store.tokens()
+
+
+async def _revoke(where: Settings, name_or_id: str) -> list[Token]:
+    from coordinator.store.lifetime import open_store
+
+    async with open_store(where) as store:
+        return await store.revoke_tokens(name_or_id, datetime.now(UTC))
+
+
+def _line(each: Token) -> str:
+    state = "live" if each.revoked_at is None else f"revoked {_when(each.revoked_at)}"
+    columns = f"{each.id:>4}  {each.kind.value:8}  {each.name:24}"
+    return f"{columns}  {_when(each.created_at):16}  {_when(each.last_used_at):16}  {state}"
+
+
+def _when(moment: datetime | None) -> str:
+    return "never" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,277 @@
+"""A job's way through a provider: choose, hold, send, relay, settle; again elsewhere while nothing was delivered."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol, assert_never
+
+from coordinator import log
+from coordinator.config import Timings
+from coordinator.fleet import Hold
+from coordinator.hub import Hub
+from coordinator.inbox import Broken, Inbox
+from coordinator.job import Done, Job, Progress, outcome
+from coordinator.routing import BUSY, Chosen, Reason, Refused, Request, route
+from coordinator.store.records import Usage
+from provider.api.wire import Failure, internal_error, model_not_found, queue_full, unavailable
+from provider.protocol import (
+    InferenceAccepted,
+    InferenceChunk,
+    InferenceComplete,
+    InferenceError,
+    InferenceNotice,
+    InferenceRequest,
+    NoticeKind,
+)
+
+MAX_ATTEMPTS = 3
+STALLED_CLIENT_S = 30
+"""How long one write to a client may take; then it counts as gone."""
+RETRY_AFTER_S = 2
+
+
+class Client(Protocol):
+    """Where a job's chunks go. May raise TimeoutError when it does not read."""
+
+    async def chunk(self, data: dict[str, Any]) -> None: ...
+    async def notice(self, kind: NoticeKind) -> None: ...
+
+
+class Dispatcher:
+    """Owned by the event loop; each job is run by the task of its request, whose cancellation cancels the job."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        timings: Timings,
+        record: Callable[[Usage], None],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        rng: random.Random,
+    ) -> None:
+        self._hub = hub
+        self._metrics = hub.metrics
+        self._timings = timings
+        self._record = record
+        self._clock = clock
+        self._now = now
+        self._rng = rng
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    async def idle(self) -> None:
+        """Returns when nothing runs."""
+        await self._idle.wait()
+
+    async def run(self, job: Job, client: Client) -> Done | Failure:
+        """To the end, whichever it is; the job is recorded once, however it ends."""
+        if self.draining:
+            return unavailable("This coordinator is shutting down.", "draining", RETRY_AFTER_S)
+        progress = Progress()
+        result: Done | Failure | None = None
+        self._enter()
+        try:
+            result = await self._attempts(job, client, progress)
+            return result
+        finally:
+            self._leave()
+            self._settle(job, progress, result)
+
+    async def _attempts(self, job: Job, client: Client, progress: Progress) -> Done | Failure:
+        tried: list[str] = []
+        failure: Failure | None = None
+        while progress.attempts < MAX_ATTEMPTS:
+            match self._route(job, tried):
+                case Refused() as refused:
+                    return failure or self._refusal(job, refused)
+                case Chosen(provider_id):
+                    result = await self._attempt(job, provider_id, client, progress)
+            if not isinstance(result, Failure) or not result.retryable or progress.chunks:
+                return result
+            failure = result
+            tried.append(provider_id)
+        assert failure is not None
+        return failure
+
+    def _route(self, job: Job, tried: list[str]) -> Chosen | Refused:
+        request = Request(job.model, job.prompt_tokens, tried)
+        return route(request, self._hub.views.values(), self._clock(), self._rng, self._timings)
+
+    async def _attempt(self, job: Job, provider_id: str, client: Client, progress: Progress) -> Done | Failure:
+        """Nothing awaits between the routing decision and the hold on what it chose."""
+        progress.attempts += 1
+        progress.provider_id = provider_id
+        request = InferenceRequest(
+            request_id=f"{job.id}.{progress.attempts}",
+            endpoint=job.endpoint,
+            body=job.body,
+            deadline_ms=round(self._timings.deadline_s * 1000),
+        )
+        with self._hub.lease(provider_id, Hold(job.model, job.prompt_tokens), request) as inbox:
+            result = await self._relay(inbox, job, client, progress)
+        self._metrics.attempts.labels(outcome(result).value).inc()
+        if isinstance(result, Failure):
+            self._note_failure(job, provider_id, request, result)
+        return result
+
+    async def _relay(self, inbox: Inbox, job: Job, client: Client, progress: Progress) -> Done | Failure:
+        patience_s = self._timings.accept_within_s
+        while True:
+            try:
+                async with asyncio.timeout(patience_s):
+                    frame = await inbox.take()
+            except TimeoutError:
+                return _silence(accepted=patience_s != self._timings.accept_within_s)
+            patience_s = self._timings.deadline_s
+            match frame:
+                case InferenceAccepted():
+                    pass
+                case InferenceChunk() | InferenceNotice():
+                    if not await self._pass_on(frame, job, client, progress):
+                        return _broken(Broken.SLOW_CLIENT)
+                case InferenceComplete():
+                    return _done(frame, job, progress)
+                case InferenceError():
+                    return _failure(frame)
+                case Broken():
+                    return _broken(frame)
+                case _:
+                    assert_never(frame)
+
+    async def _pass_on(
+        self, frame: InferenceChunk | InferenceNotice, job: Job, client: Client, progress: Progress
+    ) -> bool:
+        """False when the client does not read."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALLED_CLIENT_S):
+                if isinstance(frame, InferenceNotice):
+                    await client.notice(frame.kind)
+                elif job.stream:
+                    self._count_chunk(job, progress)
+                    progress.delivered(frame.data)
+                    await client.chunk(frame.data)
+            return True
+        return False
+
+    def _count_chunk(self, job: Job, progress: Progress) -> None:
+        self._metrics.chunks.inc()
+        if not progress.chunks:
+            self._metrics.first_chunk.observe((self._now() - job.started_at).total_seconds())
+
+    def _refusal(self, job: Job, refused: Refused) -> Failure:
+        reason = refused.reason if refused.listed else Reason.MODEL_NOT_SERVED
+        assert reason is not None
+        self._metrics.refusals.labels(reason.value).inc()
+        if reason is Reason.MODEL_NOT_SERVED:
+            return model_not_found(job.model, self.models())
+        message = f"No provider can take a request for {job.model!r} now: {_tally(refused)}."
+        if reason in BUSY:
+            return replace(queue_full(message), code=reason.value)
+        return unavailable(message, reason.value, RETRY_AFTER_S)
+
+    def models(self) -> list[str]:
+        """What the listed providers advertise."""
+        return sorted({model for view in self._hub.views.values() for model in view.models})
+
+    def _note_failure(self, job: Job, provider_id: str, request: InferenceRequest, failure: Failure) -> None:
+        log.warning(
+            "attempt_failed",
+            request_id=request.request_id,
+            provider=provider_id,
+            model=job.model,
+            status=failure.status,
+            code=failure.code,
+        )
+        if failure.code == "queue_full":
+            self._hub.note_full(provider_id, job.model, failure.retry_after_s or 1)
+
+    def _enter(self) -> None:
+        self._running += 1
+        self._idle.clear()
+        self._metrics.running.set(self._running)
+
+    def _leave(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+        self._metrics.running.set(self._running)
+
+    def _settle(self, job: Job, progress: Progress, result: Done | Failure | None) -> None:
+        self._metrics.jobs.labels(outcome(result).value).inc()
+        if progress.attempts:
+            self._record(progress.bill(job, result, self._now()))
+
+
+def _done(frame: InferenceComplete, job: Job, progress: Progress) -> Done | Failure:
+    progress.usage = frame.usage
+    progress.parks = frame.preempt.parks
+    progress.recomputes = frame.preempt.recomputes
+    if frame.body is None and not job.stream:
+        return internal_error("The provider has finished without an answer.", "no_answer", retryable=True)
+    return Done(frame.body)
+
+
+def _failure(frame: InferenceError) -> Failure:
+    """The provider's own words and status; a status that is no error becomes 502."""
+    status = frame.status if 400 <= frame.status <= 599 else 502
+    detail = dict(frame.detail)
+    kind = detail.pop("type", None)
+    param = detail.pop("param", None)
+    wait = detail.pop("retry_after_s", None)
+    return Failure(
+        status=status,
+        type=kind if isinstance(kind, str) else _type_of(status),
+        code=frame.code,
+        message=frame.message,
+        param=param if isinstance(param, str) else None,
+        retryable=frame.retryable,
+        retry_after_s=wait if isinstance(wait, int) else _retry_after(status),
+        detail=detail,
+    )
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    if status == 503:
+        return "service_unavailable"
+    return "invalid_request_error" if status < 500 else "internal_error"
+
+
+def _retry_after(status: int) -> int | None:
+    return RETRY_AFTER_S if status in (429, 503) else None
+
+
+def _silence(accepted: bool) -> Failure:
+    if accepted:
+        message = "The provider has not answered within the deadline."
+        return Failure(504, "internal_error", "deadline_exceeded", message)
+    return unavailable("The provider did not accept the request in time.", "provider_silent", RETRY_AFTER_S)
+
+
+def _broken(why: Broken) -> Failure:
+    match why:
+        case Broken.PROVIDER_LOST:
+            return unavailable("The connection to the provider was lost.", why.value, RETRY_AFTER_S)
+        case Broken.PROVIDER_BUSY:
+            return unavailable("The provider's connection takes no more requests.", why.value)
+        case Broken.STOPPING:
+            return replace(unavailable("This coordinator is shutting down.", "draining"), retryable=False)
+        case Broken.SLOW_CLIENT:
+            message = "The stream was read too slowly and has ended."
+            return Failure(503, "service_unavailable", why.value, message)
+        case Broken.SEQUENCE_GAP:
+            return internal_error("The provider's stream has a gap.", why.value, retryable=True)
+        case _:
+            assert_never(why)
+
+
+def _tally(refused: Refused) -> str:
+    reasons = [reason for reason in refused.reasons.values() if reason is not Reason.MODEL_NOT_SERVED]
+    kinds = sorted(set(reasons), key=lambda reason: -reason.nearness)
+    return ", ".join(f"{reasons.count(kind)} {kind.value}" for kind in kinds)

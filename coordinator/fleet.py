@@ -1,0 +1,142 @@
+"""What is known of each provider, as a value: a message or the passing of time makes a new one.
+
+The parts that a provider reports (models, slots, memory) are kept as the frozen wire values they came as.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from coordinator.config import Timings
+from provider.protocol import (
+    Hardware,
+    Heartbeat,
+    MemoryReport,
+    ModelAd,
+    ModelsUpdate,
+    Register,
+    Slot,
+    Stats,
+)
+
+
+class Presence(StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    """Connected, and silent for longer than three beats."""
+    DISCONNECTED = "disconnected"
+    """Not yet lost: it may come back and go on."""
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A request of ours at a provider, for as long as no heartbeat counts it."""
+
+    model: str
+    prompt_tokens: int
+    accepted: bool = False
+
+
+NO_HOLDS: Mapping[str, Hold] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderView:
+    """One provider as of its last message. `capacity_seq` None: this connection has sent no heartbeat yet."""
+
+    provider_id: str
+    name: str
+    version: str
+    backend: str
+    hardware: Hardware
+    models: Mapping[str, ModelAd]
+    generation: int
+    connected: bool
+    heard_s: float
+    """When it last registered or sent a heartbeat; after a disconnect, the time of that."""
+    capacity_seq: int | None = None
+    draining: bool = False
+    thermal: str = "nominal"
+    memory: MemoryReport | None = None
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    stats: Stats = field(default_factory=Stats)
+    holds: Mapping[str, Hold] = field(default_factory=lambda: NO_HOLDS)
+    full_until_s: Mapping[str, float] = field(default_factory=dict)
+    """By model: its waiting room was full, and is not asked again before this time."""
+
+
+def registered(message: Register, generation: int, now_s: float) -> ProviderView:
+    """A fresh view: what an earlier connection of the provider reported does not carry over."""
+    return ProviderView(
+        provider_id=message.provider_id,
+        name=message.name,
+        version=message.version,
+        backend=message.backend,
+        hardware=message.hardware,
+        models={model.id: model for model in message.models},
+        generation=generation,
+        connected=True,
+        heard_s=now_s,
+    )
+
+
+def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
+    """A heartbeat older than the last proves life and says nothing else. It counts what we hold accepted."""
+    if view.capacity_seq is not None and beat.capacity_seq < view.capacity_seq:
+        return replace(view, heard_s=now_s)
+    return replace(
+        view,
+        heard_s=now_s,
+        capacity_seq=beat.capacity_seq,
+        draining=beat.status == "draining",
+        thermal=beat.thermal,
+        memory=beat.memory,
+        slots={slot.model: slot for slot in beat.slots},
+        stats=beat.stats,
+        holds={key: hold for key, hold in view.holds.items() if not hold.accepted},
+    )
+
+
+def models_replaced(view: ProviderView, message: ModelsUpdate) -> ProviderView:
+    return replace(view, models={model.id: model for model in message.models})
+
+
+def disconnected(view: ProviderView, now_s: float) -> ProviderView:
+    return replace(view, connected=False, heard_s=now_s, holds=NO_HOLDS)
+
+
+def held(view: ProviderView, request_id: str, hold: Hold) -> ProviderView:
+    return replace(view, holds={**view.holds, request_id: hold})
+
+
+def accepted(view: ProviderView, request_id: str) -> ProviderView:
+    hold = view.holds.get(request_id)
+    if hold is None:
+        return view
+    return replace(view, holds={**view.holds, request_id: replace(hold, accepted=True)})
+
+
+def released(view: ProviderView, request_id: str) -> ProviderView:
+    if request_id not in view.holds:
+        return view
+    return replace(view, holds={key: hold for key, hold in view.holds.items() if key != request_id})
+
+
+def full(view: ProviderView, model: str, until_s: float) -> ProviderView:
+    return replace(view, full_until_s={**view.full_until_s, model: until_s})
+
+
+def presence(view: ProviderView, now_s: float, timings: Timings) -> Presence:
+    silence_s = now_s - view.heard_s
+    if silence_s >= timings.lost_after_s:
+        return Presence.LOST
+    if not view.connected:
+        return Presence.DISCONNECTED
+    return Presence.ALIVE if silence_s < timings.suspect_after_s else Presence.SUSPECT
+
+
+def forgotten(view: ProviderView, now_s: float, timings: Timings) -> bool:
+    """A lost provider stays listed for a while."""
+    return now_s - view.heard_s >= timings.lost_after_s + timings.listed_after_loss_s

@@ -1,0 +1,330 @@
+"""The meeting point with the providers: their sockets, what is known of them, and the streams they carry."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import assert_never
+
+from coordinator import fleet, log
+from coordinator.config import Timings
+from coordinator.fleet import Hold, Presence, ProviderView
+from coordinator.inbox import Broken, Frame, Inbox
+from coordinator.link import CLOSE_S, Link, Socket
+from coordinator.metrics import Metrics
+from provider.protocol import (
+    ACK_EVERY,
+    CLOSE_BAD_VERSION,
+    CLOSE_PROTOCOL_ERROR,
+    CLOSE_SUPERSEDED,
+    MALFORMED_LIMIT,
+    PROTOCOL_VERSION,
+    Ack,
+    Cancel,
+    FromProvider,
+    Heartbeat,
+    InferenceAccepted,
+    InferenceChunk,
+    InferenceComplete,
+    InferenceError,
+    InferenceNotice,
+    InferenceRequest,
+    LoadModelStatus,
+    ModelsUpdate,
+    PrefetchStatus,
+    ProtocolErrorMessage,
+    ProtocolViolation,
+    Register,
+    Registered,
+    UnknownType,
+    parse_from_provider,
+)
+
+CLOSE_GOING_AWAY = 1001
+CLOSE_LOST = 4408
+"""No heartbeat for 45 s on a socket that is still open."""
+WATCH_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One registered socket."""
+
+    link: Link
+    provider_id: str
+    generation: int
+    malformed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A request in progress and the connection it may be answered on."""
+
+    connection: _Connection
+    inbox: Inbox
+
+
+class _Malformed(Exception):
+    """The peer has sent too much that is no message; the link is closing."""
+
+
+class Hub:
+    """Owns the fleet view and every provider's socket. Lives on one event loop; nothing in it waits for a client."""
+
+    def __init__(
+        self,
+        timings: Timings,
+        clock: Callable[[], float],
+        seen: Callable[[Register], None],
+    ) -> None:
+        self._timings = timings
+        self._clock = clock
+        self._seen = seen
+        self._views: dict[str, ProviderView] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._generations = itertools.count(1)
+        self._links: dict[asyncio.Task[None], Link] = {}
+        self.metrics = Metrics(self._count)
+        self.watched_s = clock()
+        """When the watch last looked, so that others can tell a stall."""
+
+    @property
+    def views(self) -> Mapping[str, ProviderView]:
+        return self._views
+
+    def _count(self) -> dict[str, int]:
+        now = self._clock()
+        states = [fleet.presence(view, now, self._timings) for view in self._views.values()]
+        return {state.value: states.count(state) for state in Presence}
+
+    # -- the life of a socket
+
+    async def serve(self, socket: Socket) -> None:
+        """An accepted and authorised socket, until it is closed by either side."""
+        link = Link(socket)
+        reading = asyncio.create_task(self._read(link))
+        writing = asyncio.create_task(link.pump())
+        self._links[writing] = link
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                await asyncio.wait({reading}, timeout=CLOSE_S)
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+            link.close(CLOSE_GOING_AWAY, "")
+            await asyncio.wait({writing}, timeout=CLOSE_S)
+            writing.cancel()
+            del self._links[writing]
+
+    async def close_all(self, reason: str) -> None:
+        """Goes away from every provider; what still runs ends with a typed error."""
+        for stream in self._streams.values():
+            stream.inbox.break_off(Broken.STOPPING)
+        for link in self._links.values():
+            link.close(CLOSE_GOING_AWAY, reason)
+        if self._links:
+            await asyncio.wait(self._links, timeout=CLOSE_S)
+
+    async def watch(self) -> None:
+        """Closes sockets that fell silent, and forgets providers lost long ago. Runs for ever."""
+        while True:
+            now = self.watched_s = self._clock()
+            for view in list(self._views.values()):
+                self._watch(view, now)
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    def _watch(self, view: ProviderView, now: float) -> None:
+        connection = self._connections.get(view.provider_id)
+        if connection is not None:
+            if fleet.presence(view, now, self._timings) is Presence.LOST:
+                self._drop(connection, CLOSE_LOST, "no heartbeat")
+        elif fleet.forgotten(view, now, self._timings):
+            del self._views[view.provider_id]
+            log.event("provider_forgotten", provider=view.provider_id)
+
+    async def _read(self, link: Link) -> None:
+        """The task boundary of one provider: whatever goes wrong here ends this connection and no other."""
+        connection: _Connection | None = None
+        try:
+            connection = await self._greet(link)
+            if connection is not None:
+                async for frame in link.frames():
+                    self._hear(connection, frame)
+        except _Malformed:
+            pass
+        except Exception as error:
+            log.failure("provider_connection_failed", error)
+            link.close(1011, "internal error")
+        finally:
+            if connection is not None:
+                self._leave(connection)
+
+    async def _greet(self, link: Link) -> _Connection | None:
+        """Registration comes first, and soon."""
+        try:
+            async with asyncio.timeout(self._timings.register_within_s):
+                return await self._registration(link)
+        except TimeoutError:
+            link.close(CLOSE_PROTOCOL_ERROR, "no register")
+            return None
+
+    async def _registration(self, link: Link) -> _Connection | None:
+        pending = _Connection(link, provider_id="", generation=0)
+        async for frame in link.frames():
+            match self._parse(pending, frame):
+                case Register() as message if message.protocol != PROTOCOL_VERSION:
+                    link.close(CLOSE_BAD_VERSION, f"this coordinator speaks version {PROTOCOL_VERSION}")
+                    return None
+                case Register() as message:
+                    return self._admit(link, message)
+                case None:
+                    pass
+                case _:
+                    self._complain(pending, "register must come first")
+        return None
+
+    def _admit(self, link: Link, message: Register) -> _Connection:
+        connection = _Connection(link, message.provider_id, next(self._generations))
+        older = self._connections.get(message.provider_id)
+        if older is not None:
+            self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
+        self._connections[message.provider_id] = connection
+        self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock())
+        self._seen(message)
+        link.send(self._welcome(connection, message))
+        log.event(
+            "provider_registered",
+            provider=message.provider_id,
+            provider_name=message.name,
+            version=message.version,
+            backend=message.backend,
+            models=len(message.models),
+            generation=connection.generation,
+        )
+        return connection
+
+    def _welcome(self, connection: _Connection, message: Register) -> Registered:
+        """No stream outlives its connection yet, so all that the provider still runs is gone."""
+        return Registered(
+            provider_id=message.provider_id,
+            heartbeat_s=self._timings.heartbeat_s,
+            generation=connection.generation,
+            gone=[point.request_id for point in message.resume],
+        )
+
+    def _drop(self, connection: _Connection, code: int, reason: str) -> None:
+        connection.link.close(code, reason)
+        self._leave(connection)
+
+    def _leave(self, connection: _Connection) -> None:
+        """Idempotent: the provider is away and its streams are broken, unless a newer connection has taken over."""
+        if self._connections.get(connection.provider_id) is not connection:
+            return
+        del self._connections[connection.provider_id]
+        for stream in self._streams.values():
+            if stream.connection is connection:
+                stream.inbox.break_off(Broken.PROVIDER_LOST)
+        view = self._views[connection.provider_id]
+        self._views[connection.provider_id] = fleet.disconnected(view, self._clock())
+        log.event("provider_left", provider=connection.provider_id, generation=connection.generation)
+
+    # -- what a provider says
+
+    def _parse(self, connection: _Connection, frame: str | bytes) -> FromProvider | None:
+        if isinstance(frame, bytes):
+            self._complain(connection, "frames are text")
+            return None
+        try:
+            message = parse_from_provider(frame)
+        except UnknownType as unknown:
+            self.metrics.frames.labels("unknown").inc()
+            log.warning("frame_type_unknown", provider=connection.provider_id, type=str(unknown)[:80])
+            return None
+        except ProtocolViolation as violation:
+            self._complain(connection, str(violation))
+            return None
+        self.metrics.frames.labels(message.type).inc()
+        return message
+
+    def _complain(self, connection: _Connection, message: str) -> None:
+        self.metrics.frames.labels("malformed").inc()
+        log.warning("frame_malformed", provider=connection.provider_id, reason=message[:200])
+        connection.malformed += 1
+        connection.link.send(ProtocolErrorMessage(message=message[:500]))
+        if connection.malformed >= MALFORMED_LIMIT:
+            connection.link.close(CLOSE_PROTOCOL_ERROR, "too many malformed frames")
+            raise _Malformed
+
+    def _hear(self, connection: _Connection, frame: str | bytes) -> None:
+        message = self._parse(connection, frame)
+        if message is None or self._connections.get(connection.provider_id) is not connection:
+            return
+        view = self._views[connection.provider_id]
+        match message:
+            case Heartbeat():
+                self._views[view.provider_id] = fleet.beaten(view, message, self._clock())
+            case ModelsUpdate():
+                self._views[view.provider_id] = fleet.models_replaced(view, message)
+            case InferenceAccepted():
+                self._views[view.provider_id] = fleet.accepted(view, message.request_id)
+                self._deliver(connection, message, len(frame))
+            case InferenceChunk() | InferenceNotice() | InferenceComplete() | InferenceError():
+                self._deliver(connection, message, len(frame))
+            case PrefetchStatus() | LoadModelStatus():
+                log.event(
+                    message.type,
+                    provider=view.provider_id,
+                    model=message.model_id,
+                    status=message.status,
+                    reason=message.reason,
+                )
+            case Register():
+                self._complain(connection, "register comes once")
+            case _:
+                assert_never(message)
+
+    def _deliver(self, connection: _Connection, frame: Frame, size_bytes: int) -> None:
+        """Late frames of a request that is over, and another provider's request, are left out."""
+        stream = self._streams.get(frame.request_id)
+        if stream is None or stream.connection is not connection:
+            return
+        stream.inbox.put(frame, size_bytes)
+        if isinstance(frame, InferenceChunk | InferenceNotice) and (frame.seq + 1) % ACK_EVERY == 0:
+            connection.link.send(Ack(request_id=frame.request_id, seq=frame.seq))
+
+    # -- what is asked of a provider
+
+    @contextmanager
+    def lease(self, provider_id: str, hold: Hold, request: InferenceRequest) -> Iterator[Inbox]:
+        """A place at a provider that `views` shows connected, and the stream of its answer.
+
+        Leaving the block by any path frees both, once, and cancels what the provider has not finished.
+        """
+        connection = self._connections[provider_id]
+        inbox = Inbox()
+        self._streams[request.request_id] = _Stream(connection, inbox)
+        self._views[provider_id] = fleet.held(self._views[provider_id], request.request_id, hold)
+        sent = connection.link.offer(request)
+        if not sent:
+            inbox.break_off(Broken.PROVIDER_BUSY)
+        try:
+            yield inbox
+        finally:
+            del self._streams[request.request_id]
+            self._release(provider_id, request.request_id)
+            if sent and not inbox.over:
+                connection.link.send(Cancel(request_id=request.request_id))
+
+    def note_full(self, provider_id: str, model: str, for_s: float) -> None:
+        """The provider has refused for want of a place to wait: it is not asked again at once."""
+        view = self._views.get(provider_id)
+        if view is not None:
+            self._views[provider_id] = fleet.full(view, model, self._clock() + for_s)
+
+    def _release(self, provider_id: str, request_id: str) -> None:
+        view = self._views.get(provider_id)
+        if view is not None:
+            self._views[provider_id] = fleet.released(view, request_id)

@@ -1,0 +1,88 @@
+"""What has arrived for one request and was not yet passed on: bounded, in order, never with a hole."""
+
+import asyncio
+from collections import deque
+from enum import StrEnum
+
+from provider.protocol import (
+    InferenceAccepted,
+    InferenceChunk,
+    InferenceComplete,
+    InferenceError,
+    InferenceNotice,
+)
+
+MAX_FRAMES = 4096
+MAX_BYTES = 8 * 2**20
+
+Frame = InferenceAccepted | InferenceChunk | InferenceNotice | InferenceComplete | InferenceError
+
+
+class Broken(StrEnum):
+    """Why no more frames will come, other than that the provider has finished."""
+
+    PROVIDER_LOST = "provider_lost"
+    PROVIDER_BUSY = "provider_link_full"
+    """Its socket takes no more: the request was not sent."""
+    SLOW_CLIENT = "client_too_slow"
+    SEQUENCE_GAP = "sequence_gap"
+    STOPPING = "coordinator_stopping"
+
+
+class Inbox:
+    """The hub puts, the relay takes. Full means that the client reads too slowly: the stream breaks, nothing is
+    dropped. `over` says that the provider has said its last word."""
+
+    def __init__(self, max_frames: int = MAX_FRAMES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._frames: deque[tuple[Frame, int]] = deque()
+        self._bytes = 0
+        self._broken: Broken | None = None
+        self._something = asyncio.Event()
+        self.next_seq = 0
+        self.over = False
+
+    def put(self, frame: Frame, size_bytes: int) -> None:
+        """A repeated number is left out; after the end, everything is."""
+        if self.over or self._broken is not None:
+            return
+        match frame:
+            case InferenceChunk() | InferenceNotice() if frame.seq < self.next_seq:
+                pass
+            case InferenceChunk() | InferenceNotice() | InferenceComplete() if frame.seq > self.next_seq:
+                self.break_off(Broken.SEQUENCE_GAP)
+            case InferenceChunk() | InferenceNotice():
+                self.next_seq += 1
+                self._append(frame, size_bytes)
+            case InferenceComplete() | InferenceError():
+                self.over = True
+                self._append(frame, size_bytes)
+            case InferenceAccepted():
+                self._append(frame, size_bytes)
+
+    def break_off(self, why: Broken) -> None:
+        """What has arrived before is still taken first."""
+        if not self.over and self._broken is None:
+            self._broken = why
+            self._something.set()
+
+    async def take(self) -> Frame | Broken:
+        while not self._frames:
+            if self._broken is not None:
+                return self._broken
+            self._something.clear()
+            await self._something.wait()
+        frame, size_bytes = self._frames.popleft()
+        self._bytes -= size_bytes
+        return frame
+
+    def _append(self, frame: Frame, size_bytes: int) -> None:
+        """The last word is always taken: it is one, and it ends the stream."""
+        full = len(self._frames) >= self._max_frames or self._bytes + size_bytes > self._max_bytes
+        if full and not self.over:
+            self.break_off(Broken.SLOW_CLIENT)
+        else:
+            self._frames.append((frame, size_bytes))
+            self._bytes += size_bytes
+            self._something.set()

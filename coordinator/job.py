@@ -1,0 +1,111 @@
+"""A generation request as the coordinator handles it, and how far it has come."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from coordinator.store.records import JobOutcome, Usage
+from provider.api.wire import Failure
+
+CHARACTERS_PER_TOKEN = 6
+"""More than text of any language has on average, so that the estimate stays below the truth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`body` is passed on as the client sent it; JSON of any form."""
+
+    id: str
+    token_id: int
+    endpoint: str
+    model: str
+    stream: bool
+    body: dict[str, Any]
+    started_at: datetime
+
+    @property
+    def prompt_tokens(self) -> int:
+        """A lower bound."""
+        return _tokens(self.body.get("messages", self.body.get("prompt")))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The provider has finished. `body` is the answer of a request that does not stream."""
+
+    body: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has happened to a job so far; owned by the task that runs it."""
+
+    attempts: int = 0
+    provider_id: str | None = None
+    chunks: int = 0
+    delivered_tokens: int = 0
+    """At least: a chunk with content is one token or more."""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    parks: int = 0
+    recomputes: int = 0
+
+    def delivered(self, data: Mapping[str, Any]) -> None:
+        self.chunks += 1
+        self.delivered_tokens += any(_has_content(choice) for choice in data.get("choices") or ())
+
+    def bill(self, job: Job, result: Done | Failure | None, finished_at: datetime) -> Usage:
+        """`result` None: the client went away. Tokens as the provider counted them, else as delivered."""
+        return Usage(
+            job_id=job.id,
+            token_id=job.token_id,
+            endpoint=job.endpoint,
+            model=job.model,
+            provider_id=self.provider_id,
+            attempts=self.attempts,
+            outcome=outcome(result),
+            code=result.code if isinstance(result, Failure) else None,
+            prompt_tokens=_count(self.usage.get("prompt_tokens")),
+            completion_tokens=_count(self.usage.get("completion_tokens")) or self.delivered_tokens or None,
+            chunks=self.chunks,
+            parks=self.parks,
+            recomputes=self.recomputes,
+            started_at=job.started_at,
+            finished_at=finished_at,
+        )
+
+
+def outcome(result: Done | Failure | None) -> JobOutcome:
+    match result:
+        case None:
+            return JobOutcome.CANCELLED
+        case Done():
+            return JobOutcome.COMPLETED
+        case Failure():
+            return JobOutcome.FAILED
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else None
+
+
+def _has_content(choice: object) -> bool:
+    if not isinstance(choice, dict):
+        return False
+    delta = choice.get("delta")
+    said = delta if isinstance(delta, dict) else {"content": choice.get("text")}
+    return any(said.get(key) for key in ("content", "reasoning_content", "tool_calls"))
+
+
+def _tokens(prompt: object) -> int:
+    match prompt:
+        case str():
+            return len(prompt) // CHARACTERS_PER_TOKEN
+        case int():
+            return 1
+        case list():
+            return sum(_tokens(part) for part in prompt)
+        case {"text": part} | {"content": part}:
+            return _tokens(part)
+        case _:
+            return 0

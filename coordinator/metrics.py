@@ -1,0 +1,52 @@
+"""What /metrics shows. One registry of its own, so that several coordinators fit into one process."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """`providers` is asked at each scrape: how many there are in each state."""
+
+    def __init__(self, providers: Callable[[], dict[str, int]]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Providers(providers))
+        self.requests = Counter("darkbloom_http_requests", "HTTP answers.", ["route", "status"], registry=self.registry)
+        self.jobs = Counter("darkbloom_jobs", "Generation requests that ended.", ["outcome"], registry=self.registry)
+        self.attempts = Counter(
+            "darkbloom_attempts", "Requests sent to a provider.", ["outcome"], registry=self.registry
+        )
+        self.refusals = Counter(
+            "darkbloom_route_refusals", "Requests nobody could take.", ["reason"], registry=self.registry
+        )
+        self.running = Gauge("darkbloom_requests_running", "Generation requests in progress.", registry=self.registry)
+        self.first_chunk = Histogram(
+            "darkbloom_time_to_first_chunk_seconds",
+            "From the request to the first chunk sent on.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.chunks = Counter("darkbloom_chunks_relayed", "Chunks sent on.", registry=self.registry)
+        self.frames = Counter("darkbloom_provider_frames", "Frames from providers.", ["type"], registry=self.registry)
+        self.records_waiting = Gauge("darkbloom_records_waiting", "Rows not yet in the store.", registry=self.registry)
+        self.records_lost = Counter(
+            "darkbloom_records_lost", "Rows given up and logged instead.", registry=self.registry
+        )
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Providers(Collector):
+    def __init__(self, count: Callable[[], dict[str, int]]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily("darkbloom_providers", "Providers known.", labels=["state"])
+        for state, number in self._count().items():
+            family.add_metric([state], number)
+        yield family

@@ -1,0 +1,155 @@
+"""Runs the coordinator as a process: its port, its signals, its orderly end."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+from fastapi import FastAPI
+
+from coordinator import log
+from coordinator.app import create_app
+from coordinator.config import Settings
+from coordinator.errors import BadConfiguration
+from coordinator.services import Services, open_services
+from provider.protocol import MAX_FRAME_BYTES, PING_S
+
+LAST_ANSWERS_S = 5
+"""How long the answers that are under way at the very end may take to leave."""
+
+
+def serve(settings: Settings, exit_when_closed: int | None = None) -> None:
+    """Until a signal, or the end of file on the descriptor. Raises CoordinatorError."""
+    listener = bind(settings.host, settings.port)
+    with asyncio.Runner(loop_factory=_config(create_app()).get_loop_factory()) as runner:
+        runner.run(_until_told(settings, listener, exit_when_closed))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Taken before anything else is started, so that a port in use costs nothing. Raises BadConfiguration."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise BadConfiguration(f"{host}:{port} cannot be listened on: {error}. Pass another --port.") from error
+    return listener
+
+
+class Stop:
+    """Asked once, the coordinator ends in order; asked again, at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def ask(self) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+        self.asked.set()
+
+
+async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
+    """Answers from the first moment (`starting`), and ends in this order: no new work, what runs finishes,
+    providers are left, the port closes, the store closes. Raises CoordinatorError."""
+    app = create_app()
+    server = _Server(_config(app))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with open_services(settings) as services:
+            app.state.services = services
+            log.event("ready", url=_url(listener), pid=os.getpid())
+            await stop.asked.wait()
+            await _drain(services, stop)
+            await _close(server, serving, stop)
+    finally:
+        await _close(server, serving, stop)
+    log.event("stopped")
+
+
+async def _until_told(settings: Settings, listener: socket.socket, exit_when_closed: int | None) -> None:
+    stop = Stop()
+    with _signals(stop), _watched(exit_when_closed, stop):
+        await run(settings, listener, stop)
+
+
+async def _drain(services: Services, stop: Stop) -> None:
+    draining = asyncio.create_task(services.drain())
+    insisted = asyncio.create_task(stop.insisted.wait())
+    await asyncio.wait({draining, insisted}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, insisted):
+        task.cancel()
+    await asyncio.wait({draining, insisted})
+
+
+async def _close(server: "_Server", serving: asyncio.Task[None], stop: Stop) -> None:
+    server.should_exit = True
+    server.force_exit = stop.insisted.is_set()
+    await asyncio.wait({serving})
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: uvicorn would end the process by them, and before the store is closed."""
+        yield
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_ping_interval=PING_S,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
+        server_header=False,
+    )
+
+
+@contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stop.ask)
+    try:
+        yield
+    finally:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+
+
+@contextmanager
+def _watched(descriptor: int | None, stop: Stop) -> Iterator[None]:
+    """Stops when whoever holds the other end of this pipe is gone. Raises BadConfiguration."""
+    if descriptor is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        with suppress(BlockingIOError):
+            if not os.read(descriptor, 4096):
+                loop.remove_reader(descriptor)
+                stop.ask()
+
+    try:
+        os.set_blocking(descriptor, False)
+        loop.add_reader(descriptor, readable)
+    except OSError as error:
+        raise BadConfiguration(f"--exit-when-closed {descriptor}: not an open pipe ({error}).") from error
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,123 @@
+"""Everything a request handler may need, opened together and closed together."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from coordinator import log
+from coordinator.config import Settings, UpSecrets
+from coordinator.dispatch import Dispatcher
+from coordinator.hub import WATCH_EVERY_S, Hub
+from coordinator.keys import KeyRing, hashed
+from coordinator.recorder import Recorder
+from coordinator.store.lifetime import open_store
+from coordinator.store.postgres import Store
+from coordinator.store.records import Sighting, Token, TokenKind, Touch
+from provider.protocol import Register
+
+STALLED_AFTER_S = 10 * WATCH_EVERY_S
+FLUSH_S = 5
+UP = "up"
+"""The name of the tokens that `darkbloom-py up` makes at each start."""
+TOUCH_AFTER = timedelta(minutes=1)
+
+
+class Health(StrEnum):
+    OK = "ok"
+    STARTING = "starting"
+    STALLED = "stalled"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: Settings
+    store: Store
+    keys: KeyRing
+    hub: Hub
+    dispatcher: Dispatcher
+    recorder: Recorder
+
+    def health(self) -> Health:
+        """Of this process: a coordinator without providers is well."""
+        if self.dispatcher.draining:
+            return Health.DRAINING
+        stalled = time.monotonic() - self.hub.watched_s > STALLED_AFTER_S
+        return Health.STALLED if stalled else Health.OK
+
+    async def drain(self) -> None:
+        """Takes no more requests, lets those that run finish for a while, then leaves every provider."""
+        self.dispatcher.draining = True
+        log.event("draining")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.timings.drain_s):
+                await self.dispatcher.idle()
+        await self.hub.close_all("the coordinator is shutting down")
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Raises CoordinatorError when the store cannot be opened."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(settings))
+        if settings.up is not None:
+            await _store_up_tokens(store, settings.up)
+        services = _wire(settings, store)
+        for endless in (services.hub.watch(), services.recorder.run()):
+            stack.push_async_callback(_stop, asyncio.create_task(endless))
+        try:
+            yield services
+        finally:
+            await services.hub.close_all("the coordinator has ended")
+            await services.recorder.flush(FLUSH_S)
+
+
+def _wire(settings: Settings, store: Store) -> Services:
+    def seen(message: Register) -> None:
+        recorder.add(_sighting(message))
+
+    def used(token: Token) -> None:
+        now = datetime.now(UTC)
+        if token.last_used_at is None or now - token.last_used_at > TOUCH_AFTER:
+            recorder.add(Touch(token.id, now))
+
+    hub = Hub(settings.timings, time.monotonic, seen)
+    recorder = Recorder(store.write, hub.metrics)
+    dispatcher = Dispatcher(
+        hub, settings.timings, recorder.add, time.monotonic, lambda: datetime.now(UTC), random.Random()
+    )
+    keys = KeyRing(store.token_with_hash, time.monotonic, used)
+    return Services(settings, store, keys, hub, dispatcher, recorder)
+
+
+def _sighting(message: Register) -> Sighting:
+    return Sighting(
+        provider_id=message.provider_id,
+        name=message.name,
+        version=message.version,
+        backend=message.backend,
+        chip=message.hardware.chip,
+        seen_at=datetime.now(UTC),
+    )
+
+
+async def _store_up_tokens(store: Store, secrets: UpSecrets) -> None:
+    now = datetime.now(UTC)
+    await store.replace_token(TokenKind.API, UP, hashed(secrets.api_key), now)
+    await store.replace_token(TokenKind.PROVIDER, UP, hashed(secrets.provider_token), now)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    """An endless task that ended by itself has failed, which health has shown as a stall."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+    except Exception as error:
+        log.failure("background_task_failed", error)
