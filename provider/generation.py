@@ -3,7 +3,7 @@
 These structs cross the pipe between the parent and a worker (msgpack), so they hold plain values only.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -94,6 +94,8 @@ class TextTokenizer(Protocol):
     """The strings of the tokens marked special (`<|im_end|>`): those that `decode` skips. Ordinary added
     tokens, such as `<think>`, are not among them."""
     chat_template: str | None
+    template_tokens: Mapping[str, str]
+    """Variables a chat template may use, such as `bos_token`."""
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """No token is added. With `special`, special tokens written in `text` are recognised; without it

@@ -72,6 +72,7 @@ def chat_prompt(
         tokenizer.chat_template,
         clock,
         {
+            **tokenizer.template_tokens,
             **mask.hide(_template_kwargs(template_kwargs)),
             "messages": mask.hide(normalised(messages)),
             "tools": mask.hide(list(tools)) or None,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal, assert_never
 
+import msgspec
+
 from provider.api.job import Job, Origin, chat_job, completions_job, new_id
 from provider.api.translation import Chunk as ChunkData
 from provider.api.wire import Failure, internal_error, invalid_request
@@ -177,6 +179,8 @@ def _model_id(body: Mapping[str, Any]) -> str:
 
 def _prepared(job_of: Callable[[Mapping[str, Any], Origin], Job], body: Mapping[str, Any], origin: Origin) -> Job:
     try:
+        # Whatever carried it: a lone surrogate has no bytes, and fails in every later encoder.
+        msgspec.json.encode(body)
         return job_of(body, origin)
     except RecursionError:
         raise RequestFailed(invalid_request("The body is nested too deeply.")) from None

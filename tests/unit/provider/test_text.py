@@ -4,12 +4,13 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.text import CONTEXT_TOKENS, WINDOW_TOKENS, Pushed, TextStream
+from tests.soak import examples
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL_DIR / "tokenizer.json"))
 IM_END = TOKENIZER.token_to_id("<|im_end|>")
@@ -40,9 +41,7 @@ def byte_alphabet() -> list[str]:
 
 ALPHABET = byte_alphabet()
 
-texts = st.text(
-    st.one_of(st.characters(codec="utf-8"), st.sampled_from("😀👩‍👩‍👧漢字é\ufffd<|im_end|>")), max_size=60
-)
+texts = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("😀👩‍👩‍👧漢字é\ufffd<|im_end|>")), max_size=60)
 any_ids = st.lists(st.integers(0, VOCAB - 1), max_size=60)
 byte_runs = st.binary(max_size=80).map(byte_ids)
 split_characters = texts.map(lambda text: byte_ids(text.encode()))
@@ -84,11 +83,13 @@ def first_stop(text: str, stops: Sequence[str]) -> str | None:
     return None
 
 
+@settings(max_examples=examples(5000))
 @given(token_runs, splits, st.booleans())
 def test_any_split_gives_the_whole_decoding(ids: list[int], sizes: list[int], skip_special: bool) -> None:
     assert run(ids, sizes, skip_special=skip_special) == (decode(ids, skip_special), None)
 
 
+@settings(max_examples=examples(5000))
 @given(split_characters)
 def test_an_unfinished_character_is_never_told(ids: list[int]) -> None:
     whole = decode(ids, True)
@@ -98,12 +99,9 @@ def test_an_unfinished_character_is_never_told(ids: list[int]) -> None:
         assert whole.startswith(told)
 
 
-@given(
-    st.text("ab😀漢", max_size=30), splits, st.lists(st.text("ab😀漢", min_size=1, max_size=5), max_size=6)
-)
-def test_the_text_ends_before_the_first_completed_stop_string(
-    text: str, sizes: list[int], stops: list[str]
-) -> None:
+@settings(max_examples=examples(5000))
+@given(st.text("ab😀漢", max_size=30), splits, st.lists(st.text("ab😀漢", min_size=1, max_size=5), max_size=6))
+def test_the_text_ends_before_the_first_completed_stop_string(text: str, sizes: list[int], stops: list[str]) -> None:
     ids = byte_ids(text.encode())
     told, kept = run(ids, sizes, stops)
     expected = first_stop(text, stops)
@@ -116,6 +114,7 @@ def test_the_text_ends_before_the_first_completed_stop_string(
         assert first_stop(decode(ids[: kept - 1], True), stops) is None
 
 
+@settings(max_examples=examples(5000))
 @given(token_runs, st.lists(st.text(min_size=1, max_size=3), max_size=4), splits)
 def test_the_split_changes_neither_the_text_nor_the_kept_tokens(
     ids: list[int], stops: list[str], sizes: list[int]
