@@ -70,7 +70,7 @@ def content(said: list[dict[str, Any]], index: int = 0) -> str:
 
 def test_a_chat_answers_with_openais_object() -> None:
     body = whole(says("Hello.", parks=2, recomputes=1), CHATS, CHAT)
-        assert body == {
+    assert body == {
         "id": body["id"],
         "object": "chat.completion",
         "created": 1_700_000_000,
