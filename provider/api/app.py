@@ -37,7 +37,7 @@ class ProviderStatus(Protocol):
 
     def props(self) -> dict[str, Any]: ...
 
-    def slots(self) -> list[dict[str, Any]]: ...
+    async def slots(self) -> list[dict[str, Any]]: ...
 
     def metrics(self) -> bytes:
         """In Prometheus' text format."""
@@ -120,7 +120,7 @@ def _add_status(app: FastAPI, status: ProviderStatus) -> None:
 
     @app.get("/slots")
     async def get_slots() -> list[dict[str, Any]]:
-        return status.slots()
+        return await status.slots()
 
 
 def _add_errors(app: FastAPI) -> None:
