@@ -213,6 +213,8 @@ class _Server:
             with suppress(ProcessLookupError):
                 os.kill(found.pid, how)
             self._wait(found)
+        if self._child is not None:
+            self._child.wait()
 
     def _wait(self, found: Postmaster) -> None:
         patience = time.monotonic() + RETRY_S
