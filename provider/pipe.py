@@ -82,6 +82,7 @@ class SequenceState(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     emitted: int
     computed: int
+    recomputes: int
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

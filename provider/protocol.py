@@ -292,9 +292,7 @@ FromCoordinator = (
 )
 
 _FROM_PROVIDER: TypeAdapter[FromProvider] = TypeAdapter(Annotated[FromProvider, Field(discriminator="type")])
-_FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(
-    Annotated[FromCoordinator, Field(discriminator="type")]
-)
+_FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(Annotated[FromCoordinator, Field(discriminator="type")])
 
 
 class ProtocolViolation(ValueError):

@@ -207,7 +207,7 @@ def _slot_report(slot: ModelSlot) -> Slot:
         model=slot.id,
         state=_slot_state(slot),
         running=state.running + state.prefill,
-        waiting=max(0, slot.open - state.running - state.prefill - state.parked),
+        waiting=slot.waiting,
         parked=state.parked,
         max_concurrency=slot.limits.max_concurrent,
         tokens_used=state.tokens_used,

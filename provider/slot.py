@@ -131,6 +131,11 @@ class ModelSlot:
         return len(self._streams)
 
     @property
+    def waiting(self) -> int:
+        """Requests that are neither being worked on nor parked, those for a worker that is loading included."""
+        return max(0, self.open - self.engine.running - self.engine.prefill - self.engine.parked)
+
+    @property
     def stalled(self) -> bool:
         return self.status == "ready" and bool(self._streams) and self._silence() > STALL_S
 

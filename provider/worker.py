@@ -16,9 +16,11 @@ from threading import Thread
 
 import msgspec
 
-from provider.backends.base import Backend
+from provider.backends.base import Backend, BackendFacts
+from provider.backends.sim import BLOCK_TOKENS, SimBackend
 from provider.engine import Engine
 from provider.errors import ConfigError, ModelError, ModelUnsupported
+from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
 from provider.pipe import (
     Cancel,
@@ -110,6 +112,7 @@ def apply(engine: Engine, command: Command) -> list[FromWorker]:
                     prompt_tokens=one.prompt_tokens,
                     emitted=one.emitted,
                     computed=one.computed,
+                    recomputes=one.recomputes,
                 )
                 for one in engine.scheduler.states()
             ]
@@ -212,8 +215,22 @@ def _create_backend(name: str, directory: Path) -> Backend:
             from provider.backends.mlx.backend import MlxBackend
 
             return MlxBackend(directory)
+        case "sim":
+            return SimBackend(_sim_facts(read_checkpoint(directory)))
         case _:
-            raise ConfigError(f"backend {name!r} is not known; known: mlx")
+            raise ConfigError(f"backend {name!r} is not known; known: mlx, sim")
+
+
+def _sim_facts(checkpoint: Checkpoint) -> BackendFacts:
+    return BackendFacts(
+        device="sim",
+        vocab_size=checkpoint.vocab_size,
+        context_length=checkpoint.context_length,
+        weight_bytes=checkpoint.size_bytes,
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        state_bytes=checkpoint.state_bytes,
+        block_tokens=BLOCK_TOKENS,
+    )
 
 
 def main() -> None:

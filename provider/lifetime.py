@@ -1,0 +1,55 @@
+"""When a service is to end: a signal, or the closing of the pipe that the process which started it holds."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Lifetime:
+    """`ending` is set by the first signal, or when `parent_fd` reads end of file; a second signal ends at once."""
+
+    def __init__(self, parent_fd: int | None = None) -> None:
+        self.ending = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        if parent_fd is not None:
+            os.set_blocking(parent_fd, False)
+            loop.add_reader(parent_fd, self._on_parent, parent_fd)
+
+    def end(self) -> None:
+        self.ending.set()
+
+    async def until_ending(self, work: Awaitable[None]) -> bool:
+        """Runs `work` until it is done or the end has come; True if it was done. Its exceptions are raised."""
+        task = asyncio.ensure_future(work)
+        ending = asyncio.create_task(self.ending.wait())
+        try:
+            await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            await task
+            return True
+        finally:
+            for one in (task, ending):
+                one.cancel()
+            await asyncio.gather(task, ending, return_exceptions=True)
+
+    def _on_signal(self, number: int) -> None:
+        if self.ending.is_set():
+            os._exit(128 + number)
+        self.ending.set()
+
+    def _on_parent(self, fd: int) -> None:
+        try:
+            alive = os.read(fd, 1024) != b""
+        except BlockingIOError:
+            return
+        except OSError:
+            alive = False
+        if not alive:
+            asyncio.get_running_loop().remove_reader(fd)
+            self.ending.set()

@@ -1,0 +1,87 @@
+"""`darkbloom-py local`: one provider's HTTP API, without a coordinator."""
+
+import asyncio
+import logging
+import socket
+from typing import Annotated
+
+import typer
+
+from provider import options
+from provider.api.app import create_app
+from provider.cli import log_to_stderr
+from provider.config import ProviderConfig, read_config
+from provider.errors import ConfigError
+from provider.hardware import read_hardware
+from provider.http_server import HttpServer, bind, server_for
+from provider.lifetime import Lifetime
+from provider.residency import Residency
+from provider.status import Status
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 20.0
+"""How long running chats may go on after the first signal; a second signal ends at once."""
+
+
+def local(
+    model: options.Model = None,
+    backend: options.Backend = "mlx",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[str | None, typer.Option(help="Ask clients for this key.")] = None,
+    context_length: options.ContextLength = None,
+    kv_pool_tokens: options.KvPoolTokens = None,
+    mtp_drafter_path: options.MtpDrafterPath = None,
+    max_concurrent: options.MaxConcurrent = None,
+    exact: options.Exact = None,
+    mtp_mode: options.MtpMode = None,
+    preempt_ram_gb: options.PreemptRamGb = None,
+    preempt_disk_gb: options.PreemptDiskGb = None,
+    data_dir: options.DataDir = None,
+    exit_when_closed: options.ExitWhenClosed = None,
+) -> None:
+    """Serve models on this machine over an OpenAI-compatible HTTP API."""
+    log_to_stderr()
+    flags = options.engine_flags(
+        context_length, kv_pool_tokens, mtp_drafter_path, max_concurrent,
+        exact, mtp_mode, preempt_ram_gb, preempt_disk_gb,
+    )  # fmt: skip
+    config = read_config(flags, tuple(model or ()), backend=backend, data_dir=data_dir)
+    if not config.models:
+        raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
+    with bind(host, port) as sock:
+        asyncio.run(_serve(config, sock, api_key, exit_when_closed))
+
+
+def create_residency(config: ProviderConfig) -> Residency:
+    """The models of this machine, sized by what it has."""
+    for key in config.without_effect():
+        log.warning("config_without_effect key=%s", key)
+    physical = read_hardware().physical_bytes
+    if physical is None:
+        raise ConfigError("this machine's memory size cannot be read; `darkbloom-py doctor` says more.")
+    return Residency(config, physical)
+
+
+async def _serve(config: ProviderConfig, sock: socket.socket, api_key: str | None, parent_fd: int | None) -> None:
+    lifetime = Lifetime(parent_fd)
+    residency = create_residency(config)
+    app = create_app(residency, Status(residency), api_key=api_key, notices=config.engine.notices)
+    server = server_for(app)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        if await lifetime.until_ending(residency.start()):
+            host, port = sock.getsockname()[:2]
+            log.info("serving models=%s url=http://%s:%d/v1", ",".join(config.models), host, port)
+            await lifetime.ending.wait()
+        log.info("draining open=%d", sum(slot.open for slot in residency.slots))
+        await residency.drain(DRAIN_S)
+    finally:
+        await _close(server, serving, residency)
+
+
+async def _close(server: HttpServer, serving: "asyncio.Task[None]", residency: Residency) -> None:
+    await residency.stop()
+    server.should_exit = True
+    await serving

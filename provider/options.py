@@ -1,0 +1,45 @@
+"""The options that `up`, `local` and `provider start` share, declared once."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    list[str] | None,
+    typer.Option(help="A directory, a Hugging Face id, or darkbloom-demo. May be repeated.", metavar="PATH_OR_ID"),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Where state is kept. [env: DARKBLOOM_DATA_DIR]")]
+Backend = Annotated[str, typer.Option(help="mlx, or sim (no tensors, for load tests).")]
+ContextLength = Annotated[int | None, typer.Option(help="Token positions one chat may have.", min=1)]
+KvPoolTokens = Annotated[int | None, typer.Option(help="Token positions of all resident chats of a model.", min=1)]
+MtpDrafterPath = Annotated[str | None, typer.Option(help="An external drafter, used with --mtp-mode on.")]
+MaxConcurrent = Annotated[int | None, typer.Option(help="Chats of a model that run at once.", min=1)]
+Exact = Annotated[str | None, typer.Option(help="off, auto or on.")]
+MtpMode = Annotated[str | None, typer.Option(help="auto, on or off.")]
+PreemptRamGb = Annotated[float | None, typer.Option(help="RAM for parked chats, GiB.", min=0)]
+PreemptDiskGb = Annotated[float | None, typer.Option(help="Disk for parked chats, GiB.", min=0)]
+ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
+
+
+def engine_flags(
+    context_length: int | None,
+    kv_pool_tokens: int | None,
+    mtp_drafter_path: str | None,
+    max_concurrent: int | None,
+    exact: str | None,
+    mtp_mode: str | None,
+    preempt_ram_gb: float | None,
+    preempt_disk_gb: float | None,
+) -> dict[str, Any]:
+    """The engine flags by their provider.toml keys."""
+    return {
+        "context_length": context_length,
+        "kv_pool_tokens": kv_pool_tokens,
+        "mtp_drafter_path": mtp_drafter_path,
+        "max_concurrent": max_concurrent,
+        "exact": exact,
+        "mtp_mode": mtp_mode,
+        "preempt_ram_gb": preempt_ram_gb,
+        "preempt_disk_gb": preempt_disk_gb,
+    }

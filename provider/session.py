@@ -1,0 +1,137 @@
+"""The provider's side of the coordinator link without the socket: messages in -> what to do, messages to send.
+
+No I/O and no clock, so that a test can drive every case.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import assert_never
+
+from provider.protocol import (
+    HEARTBEAT_S,
+    PROTOCOL_VERSION,
+    Ack,
+    Cancel,
+    DesiredModels,
+    FromCoordinator,
+    Hardware,
+    Heartbeat,
+    InferenceRequest,
+    LoadModel,
+    LoadModelStatus,
+    MemoryReport,
+    ModelAd,
+    PrefetchModel,
+    PrefetchStatus,
+    ProtocolErrorMessage,
+    Register,
+    Registered,
+    Routability,
+    Routable,
+    Slot,
+    Stats,
+    UnloadModel,
+    Wire,
+)
+
+log = logging.getLogger(__name__)
+
+NOT_YET = "loading and unloading on request is not part of this release: restart the provider with other --model"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    provider_id: str
+    name: str
+    version: str
+    backend: str
+    hardware: Hardware
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run this request and answer under its id."""
+
+    request: InferenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """End this request without another word."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    message: Wire
+
+
+Action = Start | Abandon | Say
+
+
+class Session:
+    """One connection's conversation. `registered` is set once the coordinator has answered."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._capacity_seq = 0
+        self.registered: Registered | None = None
+        self.routability: dict[str, Routable] = {}
+
+    @property
+    def heartbeat_s(self) -> float:
+        return HEARTBEAT_S if self.registered is None else self.registered.heartbeat_s
+
+    def register(self, models: list[ModelAd]) -> Register:
+        me = self._identity
+        return Register(
+            protocol=PROTOCOL_VERSION,
+            provider_id=me.provider_id,
+            name=me.name,
+            version=me.version,
+            backend=me.backend,
+            hardware=me.hardware,
+            models=models,
+        )
+
+    def heartbeat(self, memory: MemoryReport, slots: list[Slot], stats: Stats, draining: bool) -> Heartbeat:
+        """The next one of this connection: `capacity_seq` restarts with it."""
+        self._capacity_seq += 1
+        serving = any(slot.running or slot.waiting or slot.parked for slot in slots)
+        return Heartbeat(
+            status="draining" if draining else "serving" if serving else "idle",
+            capacity_seq=self._capacity_seq,
+            memory=memory,
+            slots=slots,
+            stats=stats,
+        )
+
+    def receive(self, message: FromCoordinator) -> list[Action]:
+        match message:
+            case Registered():
+                self.registered = message
+                return [Abandon(one) for one in message.gone]
+            case InferenceRequest():
+                return [Start(message)]
+            case Cancel():
+                return [Abandon(message.request_id)]
+            case Routability():
+                self.routability = dict(message.models)
+                for model, told in message.models.items():
+                    log.info("routability model=%s routable=%s reason=%s", model, told.routable, told.reason)
+                return []
+            case Ack():
+                return []
+            case LoadModel() | UnloadModel():
+                return [Say(LoadModelStatus(model_id=message.model_id, status="failed", reason=NOT_YET))]
+            case PrefetchModel():
+                return [Say(PrefetchStatus(model_id=message.model_id, status="failed", reason=NOT_YET))]
+            case DesiredModels():
+                log.warning("desired_models_ignored revision=%d", message.revision)
+                return []
+            case ProtocolErrorMessage():
+                log.error("coordinator_reports_protocol_error message=%s", message.message)
+                return []
+            case _:
+                assert_never(message)

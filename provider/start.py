@@ -1,0 +1,226 @@
+"""`darkbloom-py provider ...`: joins a fleet. `start` is the composition root of the fleet's side of a provider."""
+
+import asyncio
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from random import SystemRandom
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from provider import options, state
+from provider.api.surface import Surface
+from provider.cli import log_to_stderr
+from provider.config import ProviderConfig, data_directory, read_config
+from provider.errors import ConfigError, WorkerError
+from provider.hardware import read_hardware
+from provider.identity import provider_id
+from provider.lifetime import Lifetime
+from provider.link import Link, LinkRefused
+from provider.local import DRAIN_S, create_residency
+from provider.protocol import Hardware
+from provider.residency import Residency
+from provider.session import Identity
+
+log = logging.getLogger(__name__)
+
+app = typer.Typer(help="Join this machine to a fleet.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+STATE_EVERY_S = 2.0
+STOP_WAIT_S = DRAIN_S + 15.0
+DETACH_WAIT_S = 120.0
+TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command()
+def start(
+    coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider. May be repeated.")] = None,
+    token: Annotated[str | None, typer.Option(help="A provider token.", envvar=TOKEN_VARIABLE)] = None,
+    model: options.Model = None,
+    name: Annotated[str | None, typer.Option(help="What the fleet calls this machine; default: its host name.")] = None,
+    backend: options.Backend = "mlx",
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background, logging to a file.")] = False,
+    context_length: options.ContextLength = None,
+    kv_pool_tokens: options.KvPoolTokens = None,
+    mtp_drafter_path: options.MtpDrafterPath = None,
+    max_concurrent: options.MaxConcurrent = None,
+    exact: options.Exact = None,
+    mtp_mode: options.MtpMode = None,
+    preempt_ram_gb: options.PreemptRamGb = None,
+    preempt_disk_gb: options.PreemptDiskGb = None,
+    data_dir: options.DataDir = None,
+    exit_when_closed: options.ExitWhenClosed = None,
+) -> None:
+    """Serve models of this machine through a coordinator, in the foreground."""
+    log_to_stderr()
+    flags = options.engine_flags(
+        context_length, kv_pool_tokens, mtp_drafter_path, max_concurrent,
+        exact, mtp_mode, preempt_ram_gb, preempt_disk_gb,
+    )  # fmt: skip
+    config = read_config(flags, tuple(model or ()), tuple(coordinator or ()), name, backend, data_dir)
+    if not config.coordinators:
+        raise ConfigError("no coordinator is named: pass --coordinator ws://HOST:PORT/ws/provider.")
+    if not token:
+        raise ConfigError(f"no token: pass --token, or set {TOKEN_VARIABLE}.")
+    if not config.models:
+        raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
+    running = state.read_state(config.data_dir)
+    if running is not None:
+        raise ConfigError(
+            f"a provider of {config.data_dir} is already running (pid {running.pid}): "
+            "end it with `darkbloom-py provider stop`, or give this one another --data-dir."
+        )
+    if detach:
+        _detach(config.data_dir, token)
+    else:
+        asyncio.run(_serve(config, token, exit_when_closed))
+
+
+@app.command()
+def stop(data_dir: options.DataDir = None) -> None:
+    """End the provider of this machine: it takes no more requests and finishes those it has."""
+    where = data_directory(data_dir)
+    running = state.read_state(where)
+    if running is None:
+        typer.echo(f"No provider of {where} is running.")
+        return
+    process = psutil.Process(running.pid)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_WAIT_S)
+    except psutil.TimeoutExpired:
+        raise ConfigError(f"the provider (pid {running.pid}) has not ended in {STOP_WAIT_S:.0f} s.") from None
+    typer.echo(f"Stopped the provider (pid {running.pid}).")
+
+
+@app.command()
+def status(as_json: Json = False, data_dir: options.DataDir = None) -> None:
+    """What the provider of this machine is doing. Exit 1 when none is running."""
+    where = data_directory(data_dir)
+    running = state.read_state(where)
+    if as_json:
+        known: dict[str, Any] = {} if running is None else {"pid": running.pid, **running.details}
+        typer.echo(json.dumps({"running": running is not None, **known}))
+    elif running is None:
+        typer.echo(f"No provider of {where} is running.")
+    else:
+        _print_status(running)
+    if running is None:
+        raise typer.Exit(1)
+
+
+def _print_status(running: state.DaemonState) -> None:
+    typer.echo(f"Provider {running.details['name']} is running (pid {running.pid}).")
+    for link in running.details["coordinators"]:
+        said = "connected" if link["connected"] else f"not connected: {link['reason']}"
+        typer.echo(f"  {link['url']}  {said}")
+        for model, told in link["routability"].items():
+            verdict = "routable" if told["routable"] else f"not routable: {told['reason']} {told['detail'] or ''}"
+            typer.echo(f"    {model}  {verdict}")
+    for slot in running.details["slots"]:
+        counts = f"{slot['running']} running, {slot['waiting']} waiting, {slot['parked']} parked"
+        typer.echo(f"  {slot['model']}  {slot['state']}: {counts}")
+
+
+async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> None:
+    lifetime = Lifetime(parent_fd)
+    residency = create_residency(config)
+    identity = _identity(config)
+    surface = Surface(residency, time.time, SystemRandom())
+    links = [Link(url, token, identity, residency, surface, SystemRandom()) for url in config.coordinators]
+    keeping = asyncio.create_task(_keep_state(config.data_dir, identity, residency, links))
+    try:
+        if await lifetime.until_ending(residency.start()):
+            dialling = asyncio.create_task(_dial(links))
+            await lifetime.until_ending(asyncio.shield(dialling))
+            # The links stay up while running requests finish.
+            await residency.drain(DRAIN_S)
+            refused = dialling.exception() if dialling.done() and not dialling.cancelled() else None
+            dialling.cancel()
+            await asyncio.gather(dialling, return_exceptions=True)
+            if refused is not None:
+                raise refused
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await residency.stop()
+        state.remove_state(config.data_dir)
+
+
+async def _dial(links: list[Link]) -> None:
+    """Runs every link; ends, with its reason, only when all coordinators have refused for good."""
+    results = await asyncio.gather(*(link.run(time.monotonic) for link in links), return_exceptions=True)
+    refusals = [one for one in results if isinstance(one, LinkRefused)]
+    for one in results:
+        if isinstance(one, BaseException) and not isinstance(one, LinkRefused):
+            raise one
+    raise LinkRefused("; ".join(str(one) for one in refusals))
+
+
+async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, links: list[Link]) -> None:
+    while True:
+        loaded = [slot.id for slot in residency.slots if slot.loaded is not None]
+        details = {
+            "name": identity.name,
+            "provider_id": identity.provider_id,
+            "draining": residency.draining,
+            "coordinators": [
+                {"url": one.state.url, "connected": one.state.connected, "reason": one.state.reason,
+                 "routability": one.state.routability}
+                for one in links
+            ],
+            "slots": [one.model_dump() for one in residency.slot_reports()],
+        }  # fmt: skip
+        state.write_state(data_dir, loaded, details)
+        await asyncio.sleep(STATE_EVERY_S)
+
+
+def _identity(config: ProviderConfig) -> Identity:
+    facts = read_hardware()
+    return Identity(
+        provider_id=provider_id(config.data_dir),
+        name=config.provider.name or platform.node() or "provider",
+        version=version("darkbloom-py"),
+        backend=config.backend,
+        hardware=Hardware(
+            chip=facts.chip or "unknown",
+            memory_bytes=facts.physical_bytes or 0,
+            memory_kind=facts.memory_kind,
+            cores=facts.cores or 0,
+        ),
+    )
+
+
+def _detach(data_dir: Path, token: str) -> None:
+    """Starts the same command in a session of its own; returns once it says that it runs."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    log_path = data_dir / "provider.log"
+    arguments = [one for one in sys.argv[1:] if one != "--detach"]
+    with log_path.open("ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "provider.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, TOKEN_VARIABLE: token},
+        )
+    deadline = time.monotonic() + DETACH_WAIT_S
+    while state.read_state(data_dir) is None:
+        if child.poll() is not None:
+            raise WorkerError(f"the provider ended at once (exit status {child.returncode}): see {log_path}.")
+        if time.monotonic() > deadline:
+            raise WorkerError(f"the provider is not up after {DETACH_WAIT_S:.0f} s: see {log_path}.")
+        time.sleep(0.1)
+    typer.echo(f"The provider runs in the background (pid {child.pid}); log: {log_path}.")

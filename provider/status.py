@@ -1,0 +1,86 @@
+"""What a provider says of itself over HTTP: health, props, slots, metrics. Implements api.app.ProviderStatus."""
+
+from importlib.metadata import version
+from typing import Any, Literal
+
+from provider.metrics import exposition
+from provider.residency import Residency
+from provider.slot import ModelSlot
+
+
+class Status:
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+
+    def health(self) -> Literal["ok", "starting", "stalled", "draining"]:
+        """A failed or silent engine is `stalled`: the service needs a person or a restart."""
+        slots = self._residency.slots
+        if self._residency.draining:
+            return "draining"
+        if any(slot.loaded is None for slot in slots):
+            return "starting"
+        if any(slot.stalled or slot.status == "failed" for slot in slots):
+            return "stalled"
+        return "ok"
+
+    def props(self) -> dict[str, Any]:
+        exact, reason = self._residency.exactness()
+        mtp = self._residency.mtp_status()
+        slots = self._residency.slots
+        return {
+            "version": version("darkbloom-py"),
+            "backend": self._residency.config.backend,
+            "default_generation_settings": {"n_ctx": slots[0].n_ctx if slots and slots[0].loaded else None},
+            "total_slots": sum(slot.limits.max_concurrent for slot in slots),
+            "exact_concurrency": exact,
+            "exact_concurrency_reason": reason,
+            "mtp": {"mode": self._residency.config.engine.mtp_mode, "active": mtp.active, "reason": mtp.reason},
+            "models": [self._model(slot) for slot in slots],
+        }
+
+    async def slots(self) -> list[dict[str, Any]]:
+        """One entry for each place of each model, taken or free; then those who wait for one."""
+        found = []
+        for slot in self._residency.slots:
+            sequences = await slot.describe()
+            for number, one in enumerate(sequences):
+                found.append(
+                    {
+                        "id": number,
+                        "model": slot.id,
+                        "request_id": one.request_id,
+                        "state": one.state,
+                        "is_processing": one.state in ("running", "prefill"),
+                        "is_preempted": one.state == "parked",
+                        "is_transferring": False,
+                        "n_prompt_tokens": one.prompt_tokens,
+                        "n_decoded": one.emitted,
+                        "n_ctx": slot.n_ctx,
+                        "n_recompute": one.recomputes,
+                    }
+                )
+            inside = sum(one.state in ("running", "prefill") for one in sequences)
+            for number in range(len(sequences), len(sequences) + slot.limits.max_concurrent - inside):
+                found.append({"id": number, "model": slot.id, "state": "idle", "is_processing": False})
+        return found
+
+    def metrics(self) -> bytes:
+        return exposition(self._residency)
+
+    def _model(self, slot: ModelSlot) -> dict[str, Any]:
+        checkpoint = self._residency.checkpoints[slot.id]
+        return {
+            "id": slot.id,
+            "model_type": checkpoint.family,
+            "quantization": checkpoint.quantization,
+            "state": slot.status,
+            "reason": slot.reason,
+            "worker_pid": slot.pid,
+            "device": slot.loaded.device if slot.loaded else None,
+            "n_ctx": slot.loaded.n_ctx if slot.loaded else None,
+            "kv_pool_tokens": slot.loaded.pool_tokens if slot.loaded else None,
+            "kv_bytes_per_token": checkpoint.kv_bytes_per_token,
+            "state_bytes": checkpoint.state_bytes,
+            "size_bytes": checkpoint.size_bytes,
+            "max_concurrent": slot.limits.max_concurrent,
+        }

@@ -1,0 +1,200 @@
+"""`darkbloom-py up`: the whole system on one machine, as the processes it consists of.
+
+The coordinator and the provider are started as the commands an operator would run, each in a session of its own, and
+are ended by the closing of a pipe should this process be killed.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+
+from provider import options
+from provider.config import data_directory
+from provider.errors import DarkbloomError
+from provider.lifetime import Lifetime
+from provider.models.bundled import BUNDLED_MODEL_ID
+from provider.models.resolve import resolve_model
+
+HOST = "127.0.0.1"
+READY_S = 120.0
+POLL_S = 0.1
+END_S = 40.0
+"""Longer than the drain of a child; past it the child is killed."""
+
+
+class UpError(DarkbloomError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    port: int
+    data_dir: Path
+    model: str
+    model_id: str
+    flags: list[str]
+    api_key: str
+    provider_token: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    name: str
+    process: asyncio.subprocess.Process
+
+
+def up(
+    port: Annotated[int, typer.Option(help="The coordinator's port.", min=1, max=65535)] = 8080,
+    data_dir: options.DataDir = None,
+    model: Annotated[str, typer.Option(help="A directory or a model id.", metavar="PATH_OR_ID")] = BUNDLED_MODEL_ID,
+    context_length: options.ContextLength = None,
+    kv_pool_tokens: options.KvPoolTokens = None,
+    mtp_drafter_path: options.MtpDrafterPath = None,
+    max_concurrent: options.MaxConcurrent = None,
+    exact: options.Exact = None,
+    mtp_mode: options.MtpMode = None,
+    preempt_ram_gb: options.PreemptRamGb = None,
+    preempt_disk_gb: options.PreemptDiskGb = None,
+) -> None:
+    """Run Postgres, a coordinator and a provider; prints a curl line when they are ready. Ctrl-C ends all of it."""
+    flags = options.engine_flags(
+        context_length, kv_pool_tokens, mtp_drafter_path, max_concurrent,
+        exact, mtp_mode, preempt_ram_gb, preempt_disk_gb,
+    )  # fmt: skip
+    plan = Plan(
+        port=port,
+        data_dir=data_directory(data_dir),
+        model=model,
+        model_id=resolve_model(model).id,
+        flags=[part for key, value in flags.items() if value is not None for part in (_flag(key), str(value))],
+        api_key=new_secret(),
+        provider_token=new_secret(),
+    )
+    asyncio.run(_run(plan))
+
+
+def new_secret() -> str:
+    return "dbk_" + secrets.token_urlsafe(32)
+
+
+async def _run(plan: Plan) -> None:
+    lifetime = Lifetime()
+    plan.data_dir.mkdir(parents=True, exist_ok=True)
+    async with _coordinator(plan) as coordinator, _provider(plan) as provider:
+        if await lifetime.until_ending(_until_ready(plan, coordinator, provider)):
+            _announce(plan)
+            if await lifetime.until_ending(_until_one_ends(coordinator, provider)):
+                raise UpError("A part of the system has ended; its log above says why.")
+        print("Shutting down.", flush=True)
+        # The coordinator goes first: it lets running answers finish, for which it needs the provider.
+        coordinator.process.terminate()
+        await coordinator.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _coordinator(plan: Plan) -> AsyncIterator[Child]:
+    arguments = ["coordinator", "serve", "--host", HOST, "--port", str(plan.port), "--data-dir", str(plan.data_dir)]
+    secrets_told = {"DARKBLOOM_UP_API_KEY": plan.api_key, "DARKBLOOM_UP_PROVIDER_TOKEN": plan.provider_token}
+    async with _child("coordinator", arguments, secrets_told) as child:
+        yield child
+
+
+@contextlib.asynccontextmanager
+async def _provider(plan: Plan) -> AsyncIterator[Child]:
+    arguments = [
+        "provider", "start", "--coordinator", f"ws://{HOST}:{plan.port}/ws/provider",
+        "--model", plan.model, "--data-dir", str(plan.data_dir), *plan.flags,
+    ]  # fmt: skip
+    async with _child("provider", arguments, {"DARKBLOOM_PROVIDER_TOKEN": plan.provider_token}) as child:
+        yield child
+
+
+@contextlib.asynccontextmanager
+async def _child(name: str, arguments: list[str], told: dict[str, str]) -> AsyncIterator[Child]:
+    """Secrets travel in the environment: a command line is there for every user to read."""
+    theirs, ours = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "provider.cli", *arguments, "--exit-when-closed", str(theirs),
+            stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs], start_new_session=True,
+            env={**os.environ, **told},
+        )  # fmt: skip
+        os.close(theirs)
+        try:
+            yield Child(name, process)
+        finally:
+            await _end(process)
+    finally:
+        os.close(ours)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(END_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _until_ready(plan: Plan, *children: Child) -> None:
+    """Until the endpoint lists the model; raises UpError when a part ends before, or it takes too long."""
+    deadline = time.monotonic() + READY_S
+    async with httpx.AsyncClient(base_url=plan.url, headers={"Authorization": f"Bearer {plan.api_key}"}) as client:
+        while time.monotonic() < deadline:
+            for child in children:
+                if child.process.returncode is not None:
+                    raise UpError(f"The {child.name} could not start; its log above says why.")
+            if await _serves(client, plan.model_id):
+                return
+            await asyncio.sleep(POLL_S)
+    raise UpError(f"Not ready after {READY_S:.0f} s; the log above may say why.")
+
+
+async def _serves(client: httpx.AsyncClient, model_id: str) -> bool:
+    try:
+        answer = await client.get("/v1/models")
+        return answer.status_code == 200 and any(one["id"] == model_id for one in answer.json()["data"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False
+
+
+async def _until_one_ends(*children: Child) -> None:
+    tasks = [asyncio.create_task(child.process.wait()) for child in children]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _announce(plan: Plan) -> None:
+    body = (
+        f'{{"model": "{plan.model_id}", "stream": true, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    print(
+        f"\ndarkbloom-py is ready.\n\n  URL      {plan.url}/v1\n  API key  {plan.api_key}\n  Model    {plan.model_id}\n\n"
+        f"curl -N {plan.url}/v1/chat/completions -H 'Authorization: Bearer {plan.api_key}' "
+        f"-H 'Content-Type: application/json' -d '{body}'\n",
+        flush=True,
+    )
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")

@@ -1,0 +1,19 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.soak import SOAK
+
+# A fixed seed in `make test`: the same examples everywhere; `make soak` draws new ones.
+settings.register_profile("fixed", derandomize=not SOAK, print_blob=True)
+settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The demo model by dtype; see tests/demo_variants.py."""
+    from tests.demo_variants import VARIANTS, write_variant
+
+    directory = tmp_path_factory.mktemp("models")
+    return {name: write_variant(name, directory) for name in VARIANTS}
