@@ -1,12 +1,16 @@
 """Reads a JSON object of bounded size, which is all that the coordinator asks of a generation's body."""
 
 import json
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import Request
 
 from coordinator.api.errors import Refusal, body_too_large
 from provider.api.wire import MAX_BODY_BYTES, invalid_request
+
+HALF_A_PAIR = re.compile(rb"\\u[dD]")
+"""JSON can spell half of a surrogate pair, which has no UTF-8."""
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -30,7 +34,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Raises Refusal for anything that could not be sent on as UTF-8 JSON."""
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()
+        if HALF_A_PAIR.search(body):
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Refusal(invalid_request(f"The body is not valid JSON: {error}", code="invalid_json")) from None
     if not isinstance(value, dict):
