@@ -68,8 +68,8 @@ class OutputParser:
         self._buffer = ""
         self._pieces: list[Piece] = []
         self._reasoned = False
-        self._drop_blank_lines = False
-        """The blank lines that follow `</think>` or a call belong to the markup."""
+        self._drop_blank_lines = True
+        """The blank lines that follow `</think>` (which may be the prompt's end) or a call belong to the markup."""
         self._gap = ""
         """The white space before a call: part of the markup if it becomes one."""
         self._searched = 0

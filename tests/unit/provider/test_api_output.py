@@ -108,6 +108,7 @@ def test_several_calls_are_numbered() -> None:
         ("<think>\n\n</think>\n\n  indented", False, "", "  indented"),
         ("\n\n</think>\n\nplain", True, "", "plain"),
         ("</think>\n\nplain", False, "", "plain"),
+        ("\n\n  indented", False, "", "  indented"),
         ("  plain <think>text</think>\n", False, "", "  plain <think>text</think>\n"),
         ("<think>never closed ", False, "never closed", ""),
         ("<thi", False, "", "<thi"),

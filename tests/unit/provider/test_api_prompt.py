@@ -49,7 +49,7 @@ def test_a_chat_is_rendered_by_the_models_template() -> None:
 
 
 def test_thinking_is_switched_by_the_template() -> None:
-    assert text_of([user("Hi")], enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    assert text_of([user("Hi")], enable_thinking=False).endswith("<think>\n\n</think>")
 
 
 def test_a_prompt_that_opens_the_think_block_says_so() -> None:

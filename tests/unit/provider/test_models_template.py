@@ -77,7 +77,7 @@ def test_a_system_text_alone_is_a_system_turn(role: str) -> None:
 
 @pytest.mark.parametrize(
     ("switch", "tail"),
-    [({}, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, "<think>\n\n</think>\n\n")],
+    [({}, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, "<think>\n\n</think>")],
 )
 def test_the_thinking_switch_closes_the_block_in_advance(switch: dict[str, bool], tail: str) -> None:
     assert render([ASK], **switch).endswith("<|im_start|>assistant\n" + tail)
