@@ -189,7 +189,8 @@ def _announce(plan: Plan) -> None:
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
     print(
-        f"\ndarkbloom-py is ready.\n\n  URL      {plan.url}/v1\n  API key  {plan.api_key}\n  Model    {plan.model_id}\n\n"
+        "\ndarkbloom-py is ready.\n\n"
+        f"  URL      {plan.url}/v1\n  API key  {plan.api_key}\n  Model    {plan.model_id}\n\n"
         f"curl -N {plan.url}/v1/chat/completions -H 'Authorization: Bearer {plan.api_key}' "
         f"-H 'Content-Type: application/json' -d '{body}'\n",
         flush=True,

@@ -92,8 +92,7 @@ def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
     ]
     tally = Tally(sum(map(len, encoded)))
     translation = CompletionsTranslation(origin.envelope("cmpl-"), tally, choices)
-    limit = completion.max_tokens or DEFAULT_COMPLETION_TOKENS
-    return _job(completion, origin, encoded, limit, translation)
+    return _job(completion, origin, encoded, completion.max_tokens, translation, DEFAULT_COMPLETION_TOKENS)
 
 
 def new_id(prefix: str, random: Random) -> str:
@@ -107,6 +106,7 @@ def _job(
     prompts: Sequence[list[int]],
     limit: int | None,
     translation: Translation,
+    default_limit: int | None = None,
 ) -> Job:
     tokenizer = origin.model.tokenizer
     sampling = _sampling(body, origin)
@@ -116,7 +116,7 @@ def _job(
         GenerationRequest(
             request_id=f"{origin.request_id}-{number}",
             prompt=prompt,
-            max_tokens=_token_limit(limit, prompt, origin.model),
+            max_tokens=_token_limit(limit, default_limit, prompt, origin.model),
             sampling=sampling(index),
             stop_token_ids=stop_token_ids,
             stop=body.stops,
@@ -128,9 +128,13 @@ def _job(
     return Job(origin.model.id, requests, translation, bool(body.stream), body.include_usage)
 
 
-def _token_limit(limit: int | None, prompt: Sequence[int], model: ServedModel) -> int:
+def _token_limit(asked: int | None, default: int | None, prompt: Sequence[int], model: ServedModel) -> int:
+    """What a client asks for stands: a chat that outgrows the context ends with the context error, not with a
+    `length` that hides it. A default reaches no further than the context."""
+    if asked is not None:
+        return asked
     room = model.n_ctx - len(prompt)
-    return room if limit is None else min(limit, room)
+    return room if default is None else min(default, room)
 
 
 def _encoded(prompt: str | list[int], param: str, model: ServedModel) -> list[int]:

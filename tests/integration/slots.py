@@ -41,7 +41,7 @@ async def demo_slot(
 
 def ask(text: str, request_id: str, max_tokens: int | None = 24, stops: bool = False, **more: Any) -> GenerationRequest:
     """A greedy request for a chat turn; it runs past the end of the turn unless `stops`."""
-    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     fields: dict[str, Any] = {
         "request_id": request_id,
         "prompt": TOKENIZER.encode(prompt),
