@@ -24,8 +24,10 @@ class Timings:
     listed_after_loss_s: float = LISTED_AFTER_LOSS_S
     register_within_s: float = 10
     accept_within_s: float = 30
-    deadline_s: float = 600
-    """Longest silence of an accepted request; every frame renews it."""
+    silence_s: float = 600
+    """How long an accepted request may stay without a frame."""
+    deadline_s: float = 3600
+    """What a provider is given for a whole request, from its receipt."""
     drain_s: float = 20
 
 

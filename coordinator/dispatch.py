@@ -127,7 +127,7 @@ class Dispatcher:
                     frame = await inbox.take()
             except TimeoutError:
                 return _silence(accepted=patience_s != self._timings.accept_within_s)
-            patience_s = self._timings.deadline_s
+            patience_s = self._timings.silence_s
             match frame:
                 case InferenceAccepted():
                     pass

@@ -2,24 +2,23 @@
 
 import uuid
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api import notices
 from coordinator.api.auth import requires, services_of
 from coordinator.api.body import read_object
 from coordinator.api.errors import Refusal
-from coordinator.api.relay import Notices, Relay
+from coordinator.api.relay import Relay
 from coordinator.job import Job
 from coordinator.store.records import Token, TokenKind
 from provider.api.wire import invalid_request
 
 router = APIRouter()
 Caller = Annotated[Token, Depends(requires(TokenKind.API))]
-NOTICES = "x-darkbloom-notices"
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
@@ -45,7 +44,7 @@ async def _generate(request: Request, caller: Token) -> Response:
         started_at=datetime.now(UTC),
     )
     request.state.job_id = job.id
-    return Relay(partial(services_of(request).dispatcher.run, job), job.stream, _notices(request))
+    return Relay(services_of(request).dispatcher.run, job, notices.wanted(request.headers))
 
 
 def _model(body: dict[str, Any]) -> str:
@@ -60,8 +59,3 @@ def _stream(body: dict[str, Any]) -> bool:
     if stream is not None and not isinstance(stream, bool):
         raise Refusal(invalid_request("`stream` must be true or false.", "stream"))
     return bool(stream)
-
-
-def _notices(request: Request) -> Notices:
-    """Comments unless told otherwise; `chunk` is not known here yet and means comments too."""
-    return Notices.OFF if request.headers.get(NOTICES) == "off" else Notices.COMMENT

@@ -3,17 +3,19 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from enum import StrEnum
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.errors import answer
+from coordinator.api.notices import Notices, notice_event
 from coordinator.dispatch import Client
-from coordinator.job import Done
-from provider.api.wire import DONE, Failure, sse_comment, sse_data
+from coordinator.job import Done, Job
+from provider.api.wire import DONE, Failure, sse_data
 from provider.protocol import NoticeKind
+
+Run = Callable[[Job, Client], Coroutine[Any, Any, Done | Failure]]
 
 LAST_WRITE_S = 5
 EVENT_STREAM = [
@@ -23,27 +25,18 @@ EVENT_STREAM = [
 ]
 
 
-class Notices(StrEnum):
-    """Header X-Darkbloom-Notices."""
-
-    COMMENT = "comment"
-    OFF = "off"
-
-
 class Relay(Response):
     """`run` does the job, handing its chunks to the client it is given."""
 
-    def __init__(
-        self, run: Callable[[Client], Coroutine[Any, Any, Done | Failure]], stream: bool, notices: Notices
-    ) -> None:
+    def __init__(self, run: Run, job: Job, notices: Notices) -> None:
         super().__init__()
         self._run = run
-        self._stream = stream
-        self._notices = notices
+        self._job = job
+        self._notices = notices if job.stream else Notices.OFF
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = _Events(send, self._notices if self._stream else Notices.OFF)
-        job = asyncio.create_task(self._run(client))
+        client = _Events(send, self._job, self._notices)
+        job = asyncio.create_task(self._run(self._job, client))
         gone = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait({job, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +53,7 @@ class Relay(Response):
         match result:
             case Failure() if not client.started:
                 await answer(result)(scope, receive, send)
-            case Done(body) if not self._stream:
+            case Done(body) if not self._job.stream:
                 await JSONResponse(body)(scope, receive, send)
             case Failure():
                 await client.end(sse_data(result.body()) + DONE)
@@ -71,17 +64,21 @@ class Relay(Response):
 class _Events:
     """A server-sent event stream that starts with its first event."""
 
-    def __init__(self, send: Send, notices: Notices) -> None:
+    def __init__(self, send: Send, job: Job, notices: Notices) -> None:
         self._send = send
+        self._job = job
         self._notices = notices
+        self._last: dict[str, Any] | None = None
         self.started = False
 
     async def chunk(self, data: dict[str, Any]) -> None:
+        self._last = data
         await self._write(_encoded(data))
 
     async def notice(self, kind: NoticeKind) -> None:
-        if self._notices is Notices.COMMENT:
-            await self._write(sse_comment(kind))
+        event = notice_event(self._notices, kind, self._job, self._last)
+        if event is not None:
+            await self._write(event)
 
     async def end(self, last: bytes) -> None:
         """A client that does not read is left."""

@@ -57,9 +57,10 @@ def test_stream_is_relayed_as_it_comes_in_openai_form(postgres: str) -> None:
     async def scene() -> None:
         async with coordinator(postgres) as running, provider(running, script), running.client() as client:
             got = await client.post("/v1/chat/completions", json=chat(stream=True))
-            quiet = await client.post(
-                "/v1/chat/completions", json=chat(stream=True), headers={"X-Darkbloom-Notices": "off"}
-            )
+            quiet, spelt, wrong = [
+                await client.post("/v1/chat/completions", json=chat(stream=True), headers={"X-Darkbloom-Notices": mode})
+                for mode in ("off", "chunk", "loud")
+            ]
         assert got.headers["content-type"].startswith("text/event-stream")
         said = [json.dumps(piece(text), ensure_ascii=False, separators=(",", ":")) for text in ("hé", "llo")]
         assert events(got.text) == [
@@ -70,6 +71,9 @@ def test_stream_is_relayed_as_it_comes_in_openai_form(postgres: str) -> None:
             "data: [DONE]",
         ]
         assert events(quiet.text) == [f"data: {said[0]}", f"data: {said[1]}", "data: [DONE]"]
+        deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events(spelt.text)[:-1]]
+        assert deltas == [{}, {"content": "hé"}, {}, {"content": "llo"}]
+        assert wrong.status_code == 400
 
     asyncio.run(scene())
 
@@ -83,7 +87,7 @@ def test_request_reaches_the_provider_as_the_client_sent_it(postgres: str) -> No
         assert request.body == body
         assert request.endpoint == "/v1/completions"
         assert request.request_id.endswith(".1")
-        assert request.deadline_ms == 600_000
+        assert request.deadline_ms == 3_600_000
 
     asyncio.run(scene())
 
@@ -273,7 +277,7 @@ def test_a_provider_that_never_accepts_is_given_up(postgres: str) -> None:
     asyncio.run(scene())
 
 
-def test_every_frame_renews_the_deadline(postgres: str) -> None:
+def test_every_frame_shows_that_a_request_is_alive(postgres: str) -> None:
     async def slow(played: Provider, request: InferenceRequest) -> None:
         await played.accept(request)
         for seq in range(4):
@@ -285,7 +289,7 @@ def test_every_frame_renews_the_deadline(postgres: str) -> None:
         await played.accept(request)
 
     async def scene() -> None:
-        async with coordinator(postgres, with_timings(deadline_s=0.4)) as running, running.client() as client:
+        async with coordinator(postgres, with_timings(silence_s=0.4)) as running, running.client() as client:
             async with provider(running, slow):
                 got = await client.post("/v1/chat/completions", json=chat())
                 assert got.json()["choices"][0]["message"]["content"] == "late"

@@ -1,0 +1,230 @@
+"""The coordinator as a process with its embedded Postgres: starts, ends, kills, and what is found again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg
+import pytest
+
+from coordinator.keys import new_secret
+from coordinator.store import embedded, postmaster
+from coordinator.store.embedded import EmbeddedPostgres
+from tests.integration.coordinator_harness import command, plain, process, told
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    """Longer than a socket's path may be, and no shell would like it. No server outlives the test."""
+    directory = tmp_path / 'a long $HOME of "data" & more' / ("x" * 100)
+    yield directory
+    server = postmaster.running((directory / "postgres").resolve())
+    if server is not None:
+        os.kill(server.pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(server.pid)], timeout=5)
+
+
+def server_of(data_dir: Path) -> postmaster.Postmaster | None:
+    return postmaster.running((data_dir / "postgres").resolve())
+
+
+def secret_from(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
+
+
+def status(url: str, key: str, path: str = "/v1/models") -> int:
+    return httpx.get(url + path, headers={"Authorization": f"Bearer {key}"}).status_code
+
+
+def test_tokens_are_made_beside_a_running_serve_and_found_again(data_dir: Path) -> None:
+    where = ("--data-dir", str(data_dir))
+    with process(*where) as (child, url):
+        made = told("token", "create", "--kind", "api", "--name", "mine", *where)
+        secret = secret_from(made)
+        assert secret.startswith("dbk_")
+        assert len(secret) >= 36
+        assert made.stdout.count(secret) == 1
+        assert status(url, secret) == 200
+        listed = told("token", "list", *where).stdout
+        assert "mine" in listed
+        assert secret not in listed
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+    assert server_of(data_dir) is None
+    assert list(embedded.SOCKETS.glob("darkbloom-*")) == sockets_of_others(data_dir)
+    with process(*where) as (_, url):
+        assert status(url, secret) == 200
+        assert told("token", "revoke", "mine", *where).returncode == 0
+        assert told("token", "revoke", "mine", *where).returncode == 1
+    stored = b"".join(path.read_bytes() for path in (data_dir / "postgres" / "base").rglob("*") if path.is_file())
+    assert secret.encode() not in stored
+
+
+def sockets_of_others(data_dir: Path) -> list[Path]:
+    own = embedded.SOCKETS / f"darkbloom-{embedded._short_name(data_dir.resolve())}"
+    return [path for path in embedded.SOCKETS.glob("darkbloom-*") if path != own]
+
+
+def test_a_token_command_without_a_serve_leaves_nothing_running(data_dir: Path) -> None:
+    secret_from(told("token", "create", "--kind", "provider", "--data-dir", str(data_dir)))
+    assert server_of(data_dir) is None
+
+
+@pytest.mark.parametrize("also_postgres", [False, True])
+def test_data_is_found_again_after_kill_9(data_dir: Path, also_postgres: bool) -> None:
+    where = ("--data-dir", str(data_dir))
+    with process(*where) as (child, _):
+        secret = secret_from(told("token", "create", "--kind", "api", *where))
+        left_over = server_of(data_dir)
+        assert left_over is not None
+        child.kill()
+        child.wait()
+        if also_postgres:
+            os.kill(left_over.pid, signal.SIGKILL)
+    with process(*where) as (_, url):
+        assert status(url, secret) == 200
+        now = server_of(data_dir)
+        assert now is not None
+        assert (now.pid == left_over.pid) is not also_postgres
+    assert server_of(data_dir) is None
+
+
+def test_a_server_with_lost_sockets_is_started_anew(data_dir: Path) -> None:
+    where = ("--data-dir", str(data_dir))
+    with process(*where) as (child, _):
+        secret = secret_from(told("token", "create", "--kind", "api", *where))
+        left_over = server_of(data_dir)
+        assert left_over is not None
+        child.kill()
+        child.wait()
+    for path in Path(left_over.socket_dir).iterdir():
+        path.unlink()
+    with process(*where) as (_, url):
+        assert status(url, secret) == 200
+
+
+def test_a_pid_file_that_names_another_program_does_not_stop_the_start(data_dir: Path) -> None:
+    where = ("--data-dir", str(data_dir))
+    secret = secret_from(told("token", "create", "--kind", "api", *where))
+    cluster = data_dir / "postgres"
+    with process(*where):
+        lines = (cluster / "postmaster.pid").read_text().splitlines()
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        (cluster / "postmaster.pid").write_text("\n".join([str(sleeper.pid), *lines[1:]]) + "\n")
+        with process(*where) as (_, url):
+            assert status(url, secret) == 200
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_a_server_that_something_else_started_is_used_and_not_stopped(data_dir: Path) -> None:
+    """The mark is removed, as if another had started it."""
+    ours = EmbeddedPostgres(data_dir)
+    ours.acquire()
+    mark = (data_dir / "postgres.ours").read_text()
+    (data_dir / "postgres.ours").unlink()
+    secret_from(told("token", "create", "--kind", "api", "--data-dir", str(data_dir)))
+    assert server_of(data_dir) is not None
+    ours.release()
+    assert server_of(data_dir) is not None
+    (data_dir / "postgres.ours").write_text(mark)
+    ours.acquire()
+    ours.release()
+    assert server_of(data_dir) is None
+
+
+def test_the_last_user_stops_the_server(data_dir: Path) -> None:
+    first, second = EmbeddedPostgres(data_dir), EmbeddedPostgres(data_dir)
+    url = first.acquire()
+    assert second.acquire() == url
+    first.release()
+    psycopg.connect(plain(url)).close()
+    second.release()
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(plain(url))
+
+
+def test_up_secrets_are_stored_and_replace_the_last_ones(data_dir: Path) -> None:
+    first, second = new_secret(), new_secret()
+    where = ("--data-dir", str(data_dir))
+    for key, former in ((first, None), (second, first)):
+        environment = {"DARKBLOOM_UP_API_KEY": key, "DARKBLOOM_UP_PROVIDER_TOKEN": new_secret()}
+        with process(*where, environment=environment) as (_, url):
+            assert status(url, key) == 200
+            assert former is None or status(url, former) == 401
+    listed = told("token", "list", *where).stdout.splitlines()
+    assert [line.split()[1:3] for line in listed[1:] if line.endswith("live")] == [["api", "up"], ["provider", "up"]]
+    bad = told("serve", "--port", "0", *where, environment={"DARKBLOOM_UP_API_KEY": "short"})
+    assert bad.returncode == 1
+    assert "DARKBLOOM_UP_API_KEY" in bad.stderr
+
+
+def test_it_ends_with_whoever_holds_the_other_end_of_the_pipe(data_dir: Path) -> None:
+    theirs, ours = os.pipe()
+    arguments = ("--data-dir", str(data_dir), "--exit-when-closed", str(theirs))
+    with process(*arguments, pass_fds=(theirs,)) as (child, _):
+        os.close(theirs)
+        assert child.poll() is None
+        os.close(ours)
+        assert child.wait(20) == 0
+    assert server_of(data_dir) is None
+
+
+def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(data_dir: Path) -> None:
+    for pause_s in (0.7, 1.0, 1.3, 1.6):
+        child = subprocess.Popen(
+            command("serve", "--port", "0", "--data-dir", str(data_dir)), stderr=subprocess.PIPE, text=True
+        )
+        time.sleep(pause_s)
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=30)
+        assert server_of(data_dir) is None
+
+
+def test_a_port_in_use_is_told_before_anything_is_started(data_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = told("serve", "--port", str(taken.getsockname()[1]), "--data-dir", str(data_dir))
+    assert done.returncode == 1
+    assert "Pass another --port" in done.stderr
+    assert not data_dir.exists()
+
+
+def test_a_database_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    for url in ("postgresql://nobody@127.0.0.1:1/none", "mysql://x/y", "no url"):
+        done = told("serve", "--port", "0", "--database-url", url)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in done.stderr
+
+
+def test_known_keys_work_while_the_store_is_down_and_others_get_503(data_dir: Path) -> None:
+    where = ("--data-dir", str(data_dir))
+    with process(*where) as (_, url):
+        known = secret_from(told("token", "create", "--kind", "api", *where))
+        unused = secret_from(told("token", "create", "--kind", "api", *where))
+        assert status(url, known) == 200
+        server = server_of(data_dir)
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        time.sleep(3.5)
+        assert status(url, known) == 200
+        assert status(url, unused) == 503
+        assert status(url, new_secret()) == 503
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+
+
+def test_usage_errors_exit_with_2() -> None:
+    assert told("token", "create", "--kind", "emperor").returncode == 2
+    assert told("serve", "--port", "x").returncode == 2

@@ -1,0 +1,152 @@
+"""The store against a real Postgres: the schema, the queries, and what they do twice."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from coordinator.config import Timings
+from coordinator.errors import BadConfiguration, StoreDown
+from coordinator.hub import Hub
+from coordinator.keys import hashed, new_secret
+from coordinator.recorder import Recorder
+from coordinator.store.postgres import Store, driver_url
+from coordinator.store.records import JobOutcome, Sighting, TokenKind, Touch, Usage
+from coordinator.store.schema import migrate
+from coordinator.store.tables import Base
+from tests.integration.coordinator_harness import new_database, postgres, rows
+
+__all__ = ["postgres"]
+
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+USAGE = Usage(
+    job_id="j1",
+    token_id=1,
+    endpoint="/v1/completions",
+    model="demo",
+    provider_id="p1",
+    attempts=1,
+    outcome=JobOutcome.COMPLETED,
+    code=None,
+    prompt_tokens=7,
+    completion_tokens=3,
+    chunks=3,
+    parks=0,
+    recomputes=0,
+    started_at=NOW,
+    finished_at=NOW,
+)
+
+
+def test_the_models_are_what_the_migrations_make(postgres: str) -> None:
+    database = new_database(postgres)
+    migrate(database)
+    engine = create_engine(database)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_coordinators_that_start_together_migrate_once(postgres: str) -> None:
+    database = new_database(postgres)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(migrate, [database] * 3))
+    assert rows(database, "select count(*) from alembic_version") == [(1,)]
+
+
+def test_tokens_are_found_by_hash_until_revoked(postgres: str) -> None:
+    async def scene() -> None:
+        store = Store(postgres)
+        secret = new_secret()
+        made = await store.add_token(TokenKind.API, "one", hashed(secret), NOW)
+        assert await store.token_with_hash(hashed(secret)) == made
+        assert await store.token_with_hash(hashed(new_secret())) is None
+        await store.write([Touch(made.id, NOW), Touch(made.id, NOW - timedelta(hours=1))])
+        found = await store.token_with_hash(hashed(secret))
+        assert found is not None
+        assert found.last_used_at == NOW
+        assert [token.id for token in await store.revoke_tokens(str(made.id), NOW)] == [made.id]
+        assert await store.token_with_hash(hashed(secret)) is None
+        assert await store.revoke_tokens("one", NOW) == []
+        assert await store.revoke_tokens("9" * 30, NOW) == []
+        await store.close()
+
+    asyncio.run(scene())
+
+
+def test_replacing_a_token_twice_with_one_secret_keeps_it(postgres: str) -> None:
+    async def scene() -> None:
+        store = Store(postgres)
+        first, second = hashed(new_secret()), hashed(new_secret())
+        for sha256 in (first, second, second):
+            await store.replace_token(TokenKind.API, "up", sha256, NOW)
+        assert await store.token_with_hash(first) is None
+        assert await store.token_with_hash(second) is not None
+        await store.close()
+
+    asyncio.run(scene())
+
+
+def test_a_job_is_billed_once(postgres: str) -> None:
+    database = new_database(postgres)
+    migrate(database)
+
+    async def scene() -> None:
+        store = Store(database)
+        await store.write([USAGE, replace(USAGE, completion_tokens=99)])
+        await store.write([USAGE])
+        await store.close()
+
+    asyncio.run(scene())
+    assert rows(database, "select job_id, completion_tokens from usage") == [("j1", 3)]
+
+
+def test_a_record_the_store_refuses_does_not_take_the_others_with_it(postgres: str) -> None:
+    database = new_database(postgres)
+    migrate(database)
+    bad = Sighting("p\0", "name", "0.9.0", "sim", "chip", NOW)
+
+    async def scene() -> None:
+        store = Store(database)
+        hub = Hub(Timings(), lambda: 0.0, lambda _: None)
+        recorder = Recorder(store.write, hub.metrics)
+        for record in (bad, USAGE, replace(bad, provider_id="p1")):
+            recorder.add(record)
+        writing = asyncio.create_task(recorder.run())
+        await recorder.flush(5)
+        writing.cancel()
+        await asyncio.wait({writing})
+        await store.close()
+
+    asyncio.run(scene())
+    assert rows(database, "select job_id from usage") == [("j1",)]
+    assert rows(database, "select provider_id from providers") == [("p1",)]
+
+
+def test_a_database_that_is_away_is_store_down() -> None:
+    async def scene() -> None:
+        store = Store("postgresql://nobody@127.0.0.1:1/none")
+        with pytest.raises(StoreDown):
+            await store.tokens()
+        await store.close()
+
+    asyncio.run(scene())
+    with pytest.raises(StoreDown):
+        migrate("postgresql://nobody@127.0.0.1:1/none")
+
+
+@pytest.mark.parametrize("url", ["postgres://u:p@h:1/d", "postgresql://u:p@h:1/d", "postgresql+asyncpg://u:p@h:1/d"])
+def test_any_way_of_writing_a_url_means_the_driver_that_is_installed(url: str) -> None:
+    assert driver_url(url) == "postgresql+psycopg://u:p@h:1/d"
+
+
+@pytest.mark.parametrize("url", ["", "demo", "mysql://u@h/d", "sqlite:///x"])
+def test_another_database_is_refused(url: str) -> None:
+    with pytest.raises(BadConfiguration):
+        driver_url(url)
