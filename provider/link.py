@@ -1,6 +1,7 @@
 """The socket to one coordinator: dial, register, beat, answer requests, and dial again when it is lost."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -132,6 +133,7 @@ class Connection:
         self._session = Session(link.identity)
         self._outbox: asyncio.Queue[Wire] = asyncio.Queue(OUTBOX_FRAMES)
         self._requests: dict[str, asyncio.Task[None]] = {}
+        self._beat_now = asyncio.Event()
 
     async def serve(self) -> None:
         """Until the socket closes (ConnectionClosed); whatever still runs for it is cancelled."""
@@ -169,6 +171,7 @@ class Connection:
     def _note_state(self) -> None:
         if self._session.registered is not None and not self._link.state.connected:
             log.info("link_up url=%s", self._link.state.url)
+            self._beat_now.set()  # from now on at the pace the coordinator asks for
             self._link.state.connected, self._link.state.reason = True, None
         told = self._session.routability
         self._link.state.routability = {model: one.model_dump() for model, one in told.items()}
@@ -185,7 +188,10 @@ class Connection:
             memory = residency.memory_report(read_available_bytes())
             beat = self._session.heartbeat(memory, residency.slot_reports(), residency.stats(), residency.draining)
             await self._outbox.put(beat)
-            await asyncio.sleep(self._session.heartbeat_s)
+            self._beat_now.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._session.heartbeat_s):
+                    await self._beat_now.wait()
 
     def _start(self, request: InferenceRequest, tasks: asyncio.TaskGroup) -> None:
         if request.request_id in self._requests:
