@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import Random
-from typing import assert_never
+from typing import Literal, assert_never
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
@@ -47,6 +48,7 @@ HEALTHY_S = 30.0
 OUTBOX_FRAMES = 256
 """Frames waiting for the socket; when it is full, the generations that fill it wait."""
 OPEN_TIMEOUT_S = 10.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEADLINE = Failure(504, "timeout_error", "deadline_exceeded", "The request's deadline passed.", retryable=False)
 
 FATAL = {
@@ -83,13 +85,20 @@ class Link:
         self.residency = residency
         self.surface = surface
         self._random = random
+        self._connection: Connection | None = None
 
     async def run(self, clock: Callable[[], float]) -> None:
         backoff_s = BACKOFF_FIRST_S
         while True:
             began = clock()
-            self.state.reason = await self._attempt()
-            self.state.connected = False
+            try:
+                self.state.reason = await self._attempt()
+            except LinkRefused as refused:
+                self.state.reason = str(refused)
+                log.error("link_refused reason=%s", refused)
+                raise
+            finally:
+                self.state.connected = False
             if clock() - began >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S
             pause_s = backoff_s * self._random.uniform(0.5, 1.0)
@@ -97,8 +106,14 @@ class Link:
             await asyncio.sleep(pause_s)
             backoff_s = min(2 * backoff_s, BACKOFF_LAST_S)
 
+    async def flush(self) -> None:
+        """Returns when every request has been answered and its last frame has left, or the socket is lost."""
+        if self._connection is not None:
+            await self._connection.flush()
+
     async def _attempt(self) -> str:
-        """One connection from dial to loss; returns why it ended."""
+        """One connection from dial to loss; returns why it ended. Its task boundary: a fault of ours in it ends
+        it like a loss."""
         try:
             async with connect(
                 self._url,
@@ -107,21 +122,36 @@ class Link:
                 ping_interval=PING_S,
                 open_timeout=OPEN_TIMEOUT_S,
                 compression=None,
+                proxy=_proxy(self._url),
                 user_agent_header=f"darkbloom-py/{self.identity.version}",
             ) as socket:
-                await Connection(socket, self).serve()
+                self._connection = Connection(socket, self)
+                await self._connection.serve()
         except ConnectionClosed as closed:
             return self._closed(closed.rcvd.code if closed.rcvd else None)
         except InvalidURI as error:
             raise LinkRefused(f"{self._url}: not a WebSocket address ({error})") from error
         except (OSError, TimeoutError, InvalidHandshake) as error:
             return f"{type(error).__name__}: {error}"
+        except Exception as error:
+            log.exception("link_failed url=%s", self._url)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self._connection = None
         return "closed"
 
     def _closed(self, code: int | None) -> str:
         if code in FATAL:
             raise LinkRefused(f"{self._url}: {FATAL[code]}")
         return f"closed with code {code}" if code else "connection lost"
+
+
+def _proxy(url: str) -> Literal[True] | None:
+    """True: the proxy that the environment names, but none on the way to this machine itself. Raises InvalidURI."""
+    try:
+        return None if urlsplit(url).hostname in LOOPBACK else True
+    except ValueError as error:
+        raise InvalidURI(url, str(error)) from error
 
 
 class Connection:
@@ -144,6 +174,11 @@ class Connection:
                 await self._read(tasks)
         except* ConnectionClosed as closed:
             raise closed.exceptions[0] from None
+
+    async def flush(self) -> None:
+        while self._requests:
+            await asyncio.wait(self._requests.values())
+        await self._outbox.join()
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -181,6 +216,7 @@ class Connection:
         while True:
             message = await self._outbox.get()
             await self._socket.send(encode(message))
+            self._outbox.task_done()
 
     async def _beat(self) -> None:
         residency = self._link.residency

@@ -1,6 +1,7 @@
 """`darkbloom-py provider ...`: joins a fleet. `start` is the composition root of the fleet's side of a provider."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -35,8 +36,9 @@ log = logging.getLogger(__name__)
 
 app = typer.Typer(help="Join this machine to a fleet.", no_args_is_help=True, pretty_exceptions_enable=False)
 
-STATE_EVERY_S = 2.0
+STATE_EVERY_S = 1.0
 STOP_WAIT_S = DRAIN_S + 15.0
+FLUSH_S = 2.0
 DETACH_WAIT_S = 120.0
 TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
 
@@ -95,12 +97,14 @@ def stop(data_dir: options.DataDir = None) -> None:
     if running is None:
         typer.echo(f"No provider of {where} is running.")
         return
-    process = psutil.Process(running.pid)
-    process.send_signal(signal.SIGTERM)
     try:
+        process = psutil.Process(running.pid)
+        process.send_signal(signal.SIGTERM)
         process.wait(STOP_WAIT_S)
+    except psutil.NoSuchProcess:
+        pass  # it has just ended by itself
     except psutil.TimeoutExpired:
-        raise ConfigError(f"the provider (pid {running.pid}) has not ended in {STOP_WAIT_S:.0f} s.") from None
+        raise WorkerError(f"the provider (pid {running.pid}) has not ended in {STOP_WAIT_S:.0f} s.") from None
     typer.echo(f"Stopped the provider (pid {running.pid}).")
 
 
@@ -144,8 +148,11 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
         if await lifetime.until_ending(residency.start()):
             dialling = asyncio.create_task(_dial(links))
             await lifetime.until_ending(asyncio.shield(dialling))
-            # The links stay up while running requests finish.
+            # The links stay up while running requests finish, and until the last of their frames has left.
             await residency.drain(DRAIN_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await asyncio.gather(*(link.flush() for link in links))
             refused = dialling.exception() if dialling.done() and not dialling.cancelled() else None
             dialling.cancel()
             await asyncio.gather(dialling, return_exceptions=True)
@@ -203,11 +210,12 @@ def _identity(config: ProviderConfig) -> Identity:
 
 
 def _detach(data_dir: Path, token: str) -> None:
-    """Starts the same command in a session of its own; returns once it says that it runs."""
+    """Starts the same command in a session of its own; returns once it knows how its coordinator answers."""
     data_dir.mkdir(parents=True, exist_ok=True)
     log_path = data_dir / "provider.log"
     arguments = [one for one in sys.argv[1:] if one != "--detach"]
     with log_path.open("ab") as output:
+        begins = output.tell()
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "provider.cli", *arguments],
             stdin=subprocess.DEVNULL,
@@ -217,10 +225,23 @@ def _detach(data_dir: Path, token: str) -> None:
             env={**os.environ, TOKEN_VARIABLE: token},
         )
     deadline = time.monotonic() + DETACH_WAIT_S
-    while state.read_state(data_dir) is None:
+    while not _has_dialled(state.read_state(data_dir)):
         if child.poll() is not None:
-            raise WorkerError(f"the provider ended at once (exit status {child.returncode}): see {log_path}.")
+            raise WorkerError(f"the provider could not start{_last_error(log_path, begins)}; log: {log_path}")
         if time.monotonic() > deadline:
             raise WorkerError(f"the provider is not up after {DETACH_WAIT_S:.0f} s: see {log_path}.")
         time.sleep(0.1)
-    typer.echo(f"The provider runs in the background (pid {child.pid}); log: {log_path}.")
+    typer.echo(f"The provider runs in the background (pid {child.pid}); log: {log_path}")
+
+
+def _has_dialled(running: state.DaemonState | None) -> bool:
+    """Whether a link is up, or has failed for now and is being tried again."""
+    links = [] if running is None else running.details["coordinators"]
+    return any(link["connected"] or link["reason"] for link in links)
+
+
+def _last_error(log_path: Path, begins: int) -> str:
+    """What the log, from that byte on, ends with."""
+    lines = log_path.read_bytes()[begins:].decode(errors="replace").splitlines()
+    last = next((line for line in reversed(lines) if line.startswith("error: ")), None)
+    return "" if last is None else f" ({last.removeprefix('error: ')})"
