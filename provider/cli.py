@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.
 
 import importlib
 import logging
+import signal
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,9 @@ def main() -> None:
     except DarkbloomError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        # Before a command has taken over its signals.
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,13 @@ NoticeMode = Literal["comment", "chunk", "off"]
 BackendName = Literal["mlx", "sim"]
 
 Positive = Annotated[int, Field(ge=1)]
+Positions = Annotated[int, Field(ge=2)]
+"""Token positions: room for a prompt and for what it is answered with."""
 Gb = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ProviderSection(Section):
@@ -41,8 +43,8 @@ class EngineSection(Section):
     preempt_ram_gb: Gb | None = None
     preempt_disk_gb: Gb | None = None
     max_concurrent: Positive = 8
-    context_length: Positive | None = None
-    kv_pool_tokens: Positive | None = None
+    context_length: Positions | None = None
+    kv_pool_tokens: Positions | None = None
     mtp_drafter_path: str | None = None
     notices: NoticeMode = "comment"
 
@@ -107,12 +109,22 @@ def data_directory(flag: Path | None, env: Mapping[str, str] = os.environ) -> Pa
     return Path(told).expanduser().absolute() if told else Path.home() / ".local" / "share" / "darkbloom"
 
 
+def make_data_directory(data_dir: Path) -> None:
+    """Raises ConfigError when it cannot be made or written to."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--data-dir {data_dir} cannot be a directory: {error.strerror}") from error
+    if not os.access(data_dir, os.W_OK | os.X_OK):
+        raise ConfigError(f"--data-dir {data_dir} cannot be written to.")
+
+
 def read_config(
     flags: Mapping[str, Any],
     models: tuple[str, ...] = (),
     coordinators: tuple[str, ...] = (),
     name: str | None = None,
-    backend: str = "mlx",
+    backend: BackendName = "mlx",
     data_dir: Path | None = None,
     file: Path | None = None,
     env: Mapping[str, str] = os.environ,
@@ -120,8 +132,6 @@ def read_config(
     """`flags`: engine keys as given on the command line, None where they were not."""
     told = _read_file(file or default_config_file())
     given = {key: value for key, value in flags.items() if value is not None}
-    if backend not in ("mlx", "sim"):
-        raise ConfigError(f"--backend {backend!r}: expected mlx or sim")
     provider = told.provider if name is None else told.provider.model_copy(update={"name": name})
     urls = told.coordinator.url if isinstance(told.coordinator.url, list) else [told.coordinator.url]
     return ProviderConfig(
@@ -130,7 +140,7 @@ def read_config(
         models=models or tuple(told.models.enabled),
         coordinators=coordinators or tuple(urls),
         data_dir=data_directory(data_dir, env),
-        backend=backend,  # type: ignore[arg-type]  # checked above
+        backend=backend,
         idle_timeout_mins=told.models.idle_timeout_mins,
         mtp_killed=env.get("DARKBLOOM_MTP", "").strip().lower() in ("0", "false", "no", "off"),
     )
@@ -156,6 +166,7 @@ def _read_file(path: Path) -> ConfigFile:
         return ConfigFile.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        said = "is not a known key" if first["type"] == "extra_forbidden" else f": {first['msg']}"
+        # A section and its key; what follows in the location is pydantic's own (the branch of a union).
+        key = ".".join(str(part) for part in first["loc"][:2])
+        said = "is not a known key" if first["type"] == "extra_forbidden" else f"= {first['input']!r}: {first['msg']}"
         raise ConfigError(f"{path}: {key} {said}") from None

@@ -24,7 +24,9 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        message = f"cannot listen on {host}:{port} ({error.strerror}): choose another --port or end what uses it."
+        # `create_server` appends the address to the reason.
+        reason = str(error.strerror).partition(" (while")[0]
+        message = f"cannot listen on {host}:{port} ({reason}): choose another --port or end what uses it."
         raise ConfigError(message) from error
 
 

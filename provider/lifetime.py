@@ -3,16 +3,18 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Lifetime:
-    """`ending` is set by the first signal, or when `parent_fd` reads end of file; a second signal ends at once."""
+    """`ending` is set by the first signal, or when `parent_fd` reads end of file; a second signal ends at once,
+    or, where `hurry` is set, calls that."""
 
     def __init__(self, parent_fd: int | None = None) -> None:
         self.ending = asyncio.Event()
+        self.hurry: Callable[[], None] | None = None
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -39,9 +41,12 @@ class Lifetime:
             await asyncio.gather(task, ending, return_exceptions=True)
 
     def _on_signal(self, number: int) -> None:
-        if self.ending.is_set():
+        if not self.ending.is_set():
+            self.ending.set()
+        elif self.hurry is not None:
+            self.hurry()
+        else:
             os._exit(128 + number)
-        self.ending.set()
 
     def _on_parent(self, fd: int) -> None:
         try:

@@ -5,18 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
+from provider.config import BackendName, ExactMode
+from provider.config import MtpMode as MtpModeName
+
 Model = Annotated[
     list[str] | None,
     typer.Option(help="A directory, a Hugging Face id, or darkbloom-demo. May be repeated.", metavar="PATH_OR_ID"),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where state is kept. [env: DARKBLOOM_DATA_DIR]")]
-Backend = Annotated[str, typer.Option(help="mlx, or sim (no tensors, for load tests).")]
-ContextLength = Annotated[int | None, typer.Option(help="Token positions one chat may have.", min=1)]
-KvPoolTokens = Annotated[int | None, typer.Option(help="Token positions of all resident chats of a model.", min=1)]
+Backend = Annotated[BackendName, typer.Option(help="sim computes no tensors: for load tests.")]
+ContextLength = Annotated[int | None, typer.Option(help="Token positions one chat may have.", min=2)]
+KvPoolTokens = Annotated[int | None, typer.Option(help="Token positions of all resident chats of a model.", min=2)]
 MtpDrafterPath = Annotated[str | None, typer.Option(help="An external drafter, used with --mtp-mode on.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Chats of a model that run at once.", min=1)]
-Exact = Annotated[str | None, typer.Option(help="off, auto or on.")]
-MtpMode = Annotated[str | None, typer.Option(help="auto, on or off.")]
+Exact = Annotated[ExactMode | None, typer.Option(help="The same tokens alone and in company.")]
+MtpMode = Annotated[MtpModeName | None, typer.Option(help="Draft tokens with the model's own MTP layer.")]
 PreemptRamGb = Annotated[float | None, typer.Option(help="RAM for parked chats, GiB.", min=0)]
 PreemptDiskGb = Annotated[float | None, typer.Option(help="Disk for parked chats, GiB.", min=0)]
 ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]

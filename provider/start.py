@@ -21,7 +21,7 @@ import typer
 from provider import options, state
 from provider.api.surface import Surface
 from provider.cli import log_to_stderr
-from provider.config import ProviderConfig, data_directory, read_config
+from provider.config import ProviderConfig, data_directory, make_data_directory, read_config
 from provider.errors import ConfigError, WorkerError
 from provider.hardware import read_hardware
 from provider.identity import provider_id
@@ -77,6 +77,7 @@ def start(
         raise ConfigError(f"no token: pass --token, or set {TOKEN_VARIABLE}.")
     if not config.models:
         raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
+    make_data_directory(config.data_dir)
     running = state.read_state(config.data_dir)
     if running is not None:
         raise ConfigError(
@@ -211,7 +212,6 @@ def _identity(config: ProviderConfig) -> Identity:
 
 def _detach(data_dir: Path, token: str) -> None:
     """Starts the same command in a session of its own; returns once it knows how its coordinator answers."""
-    data_dir.mkdir(parents=True, exist_ok=True)
     log_path = data_dir / "provider.log"
     arguments = [one for one in sys.argv[1:] if one != "--detach"]
     with log_path.open("ab") as output:

@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import httpx
 import typer
 
-from provider import options
-from provider.config import data_directory
-from provider.errors import DarkbloomError
+from provider import options, state
+from provider.config import data_directory, make_data_directory
+from provider.errors import ConfigError, DarkbloomError
+from provider.http_server import bind
 from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.models.resolve import resolve_model
@@ -84,7 +86,20 @@ def up(
         api_key=new_secret(),
         provider_token=new_secret(),
     )
+    _check(plan)
     asyncio.run(_run(plan))
+
+
+def _check(plan: Plan) -> None:
+    """What would stop a part of the system, told before any is started. Raises ConfigError."""
+    bind(HOST, plan.port).close()
+    make_data_directory(plan.data_dir)
+    running = state.read_state(plan.data_dir)
+    if running is not None:
+        raise ConfigError(
+            f"a provider of {plan.data_dir} is already running (pid {running.pid}): "
+            "end it with Ctrl-C or `darkbloom-py provider stop`, or pass another --data-dir."
+        )
 
 
 def new_secret() -> str:
@@ -93,16 +108,15 @@ def new_secret() -> str:
 
 async def _run(plan: Plan) -> None:
     lifetime = Lifetime()
-    plan.data_dir.mkdir(parents=True, exist_ok=True)
     async with _coordinator(plan) as coordinator, _provider(plan) as provider:
+        lifetime.hurry = partial(_hurry, coordinator, provider)
         if await lifetime.until_ending(_until_ready(plan, coordinator, provider)):
             _announce(plan)
-            if await lifetime.until_ending(_until_one_ends(coordinator, provider)):
-                raise UpError("A part of the system has ended; its log above says why.")
+            # Returns only when told to end: a part that ends by itself is an error.
+            await lifetime.until_ending(_watch(coordinator, provider))
         print("Shutting down.", flush=True)
         # The coordinator goes first: it lets running answers finish, for which it needs the provider.
-        coordinator.process.terminate()
-        await coordinator.process.wait()
+        await _end(coordinator.process)
 
 
 @contextlib.asynccontextmanager
@@ -142,6 +156,13 @@ async def _child(name: str, arguments: list[str], told: dict[str, str]) -> Async
         os.close(ours)
 
 
+def _hurry(coordinator: Child, provider: Child) -> None:
+    """What runs is given up. The coordinator, asked again, still stops its Postgres."""
+    with contextlib.suppress(ProcessLookupError):
+        provider.process.kill()
+        coordinator.process.terminate()
+
+
 async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
@@ -157,7 +178,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def _until_ready(plan: Plan, *children: Child) -> None:
     """Until the endpoint lists the model; raises UpError when a part ends before, or it takes too long."""
     deadline = time.monotonic() + READY_S
-    async with httpx.AsyncClient(base_url=plan.url, headers={"Authorization": f"Bearer {plan.api_key}"}) as client:
+    key = {"Authorization": f"Bearer {plan.api_key}"}
+    # trust_env: a proxy has no business between two processes of one machine.
+    async with httpx.AsyncClient(base_url=plan.url, headers=key, trust_env=False) as client:
         while time.monotonic() < deadline:
             for child in children:
                 if child.process.returncode is not None:
@@ -170,17 +193,26 @@ async def _until_ready(plan: Plan, *children: Child) -> None:
 
 async def _serves(client: httpx.AsyncClient, model_id: str) -> bool:
     try:
+        # First what is not logged at each call.
+        if (await client.get("/health")).status_code != 200:
+            return False
         answer = await client.get("/v1/models")
         return answer.status_code == 200 and any(one["id"] == model_id for one in answer.json()["data"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return False
 
 
-async def _until_one_ends(*children: Child) -> None:
-    tasks = [asyncio.create_task(child.process.wait()) for child in children]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
+async def _watch(*children: Child) -> None:
+    """Raises UpError, naming it, when a part of the system ends by itself."""
+    waiting = {asyncio.create_task(child.process.wait()): child for child in children}
+    try:
+        ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    child, status = next((waiting[task], task.result()) for task in ended)
+    how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+    raise UpError(f"The {child.name} has ended by itself ({how}); the log above may say why. Start again with `up`.")
 
 
 def _announce(plan: Plan) -> None:
