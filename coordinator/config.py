@@ -29,6 +29,10 @@ class Timings:
     deadline_s: float = 3600
     """What a provider is given for a whole request, from its receipt."""
     drain_s: float = 20
+    flush_s: float = 5
+    """How long the end waits for a store that is away."""
+    key_fresh_s: float = 3
+    """How long a revoked key may still be taken."""
 
 
 @dataclass(frozen=True, slots=True)

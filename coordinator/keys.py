@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from coordinator.errors import StoreDown
 from coordinator.store.records import Token
 
-FRESH_S = 3.0
-"""How long a revoked key may still be taken."""
 GRACE_S = 600.0
 """How long a key is taken on trust while the store is down."""
 REMEMBERED = 10_000
@@ -32,17 +30,19 @@ class _Remembered:
 
 
 class KeyRing:
-    """The keys seen lately. Owned by the event loop; `used` is told of a key at most once in FRESH_S."""
+    """The keys seen lately. Owned by the event loop; `used` is told of a key at most once in `fresh_s`."""
 
     def __init__(
         self,
         lookup: Callable[[bytes], Awaitable[Token | None]],
         clock: Callable[[], float],
         used: Callable[[Token], None],
+        fresh_s: float,
     ) -> None:
         self._lookup = lookup
         self._clock = clock
         self._used = used
+        self._fresh_s = fresh_s
         self._remembered: dict[bytes, _Remembered] = {}
 
     async def token(self, secret: str) -> Token | None:
@@ -54,7 +54,7 @@ class KeyRing:
             return known.token
         if known is not None:
             # The others who hold this key go on with what is known while one asks.
-            known.ask_again_s = now + FRESH_S
+            known.ask_again_s = now + self._fresh_s
         return await self._ask(sha256, known)
 
     async def _ask(self, sha256: bytes, known: _Remembered | None) -> Token | None:
@@ -75,4 +75,4 @@ class KeyRing:
         now = self._clock()
         if len(self._remembered) >= REMEMBERED and sha256 not in self._remembered:
             self._remembered.pop(next(iter(self._remembered)))
-        self._remembered[sha256] = _Remembered(token, now, now + FRESH_S)
+        self._remembered[sha256] = _Remembered(token, now, now + self._fresh_s)

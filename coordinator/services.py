@@ -21,7 +21,6 @@ from coordinator.store.records import Sighting, Token, TokenKind, Touch
 from provider.protocol import Register
 
 STALLED_AFTER_S = 10 * WATCH_EVERY_S
-FLUSH_S = 5
 UP = "up"
 """The name of the tokens that `darkbloom-py up` makes at each start."""
 TOUCH_AFTER = timedelta(minutes=1)
@@ -74,7 +73,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             yield services
         finally:
             await services.hub.close_all("the coordinator has ended")
-            await services.recorder.flush(FLUSH_S)
+            await services.recorder.flush(settings.timings.flush_s)
 
 
 def _wire(settings: Settings, store: Store) -> Services:
@@ -91,7 +90,7 @@ def _wire(settings: Settings, store: Store) -> Services:
     dispatcher = Dispatcher(
         hub, settings.timings, recorder.add, time.monotonic, lambda: datetime.now(UTC), random.Random()
     )
-    keys = KeyRing(store.token_with_hash, time.monotonic, used)
+    keys = KeyRing(store.token_with_hash, time.monotonic, used, settings.timings.key_fresh_s)
     return Services(settings, store, keys, hub, dispatcher, recorder)
 
 

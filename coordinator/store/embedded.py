@@ -64,8 +64,8 @@ class EmbeddedPostgres:
         if users is None:
             return
         with users, _alone(self._data_dir.resolve()):
-            if self._server is not None and _last(users):
-                self._server.stop_if_ours()
+            if self._server is not None:
+                self._server.leave(last=_last(users))
 
 
 @contextmanager
@@ -120,11 +120,15 @@ class _Server:
         self._initialise()
         return self._start()
 
-    def stop_if_ours(self) -> None:
+    def leave(self, last: bool) -> None:
+        """The last user stops a server of ours."""
         found = postmaster.running(self._cluster)
-        if found is not None and self._is_ours(found):
+        if last and (found is None or self._is_ours(found)):
             self._stop(signal.SIGINT)
-            self._remove_sockets()
+            shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._child is not None and self._child.poll() is None:
+            # It runs on for others, who are not its parent; so Popen need not watch over it.
+            self._child.returncode = 0
 
     def _is_ours(self, found: Postmaster) -> bool:
         return self._mark.is_file() and self._mark.read_text() == found.mark
@@ -178,6 +182,9 @@ class _Server:
 
     def _start(self) -> Postmaster:
         self._make_private(self._sockets)
+        for left_over in self._sockets.iterdir():
+            # Its lock, too, may name a pid that is another program's now.
+            left_over.unlink()
         postmaster.disown_reused_pid(self._cluster)
         patience = time.monotonic() + RETRY_S
         while (found := self._try_start()) is None:
@@ -233,9 +240,6 @@ class _Server:
         directory.chmod(0o700)
         if self._account is not None:
             os.chown(directory, self._account.uid, self._account.gid)
-
-    def _remove_sockets(self) -> None:
-        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
         child = self._spawn(program, *arguments, stdout=subprocess.PIPE, cwd=Path("/"))

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import settings
+from coordinator.errors import BadConfiguration
+
+KEY, TOKEN = "dbk_" + "a" * 32, "dbk_" + "b" * 43
+
+
+def test_flags_beat_environment_beats_defaults() -> None:
+    environment = {"DARKBLOOM_DATA_DIR": "/env", "DARKBLOOM_DATABASE_URL": "postgresql://env"}
+    assert settings({}).data_dir == Path("~/.local/share/darkbloom").expanduser()
+    assert settings({}).database_url is None
+    assert settings(environment).data_dir == Path("/env")
+    assert settings(environment).database_url == "postgresql://env"
+    told = settings(environment, data_dir=Path("/flag"), database_url="postgresql://flag")
+    assert (told.data_dir, told.database_url) == (Path("/flag"), "postgresql://flag")
+
+
+def test_the_secrets_of_up_come_in_pairs_and_in_form() -> None:
+    environment = {"DARKBLOOM_UP_API_KEY": KEY, "DARKBLOOM_UP_PROVIDER_TOKEN": TOKEN}
+    up = settings(environment).up
+    assert up is not None
+    assert (up.api_key, up.provider_token) == (KEY, TOKEN)
+    assert settings({}).up is None
+
+
+@pytest.mark.parametrize("bad", ["", "dbk_short", "sk_" + "a" * 40, KEY + " "])
+def test_a_bad_secret_stops_the_start_and_names_the_key(bad: str) -> None:
+    environment = {"DARKBLOOM_UP_API_KEY": KEY, "DARKBLOOM_UP_PROVIDER_TOKEN": bad}
+    with pytest.raises(BadConfiguration, match="DARKBLOOM_UP_PROVIDER_TOKEN must be dbk_"):
+        settings(environment)
+    with pytest.raises(BadConfiguration, match="DARKBLOOM_UP_PROVIDER_TOKEN"):
+        settings({"DARKBLOOM_UP_API_KEY": KEY})
+
+
+def test_no_secret_shows_in_a_representation() -> None:
+    environment = {
+        "DARKBLOOM_UP_API_KEY": KEY,
+        "DARKBLOOM_UP_PROVIDER_TOKEN": TOKEN,
+        "DARKBLOOM_DATABASE_URL": "postgresql://u:hidden@h/d",
+    }
+    shown = repr(settings(environment))
+    assert not any(secret in shown for secret in (KEY, TOKEN, "hidden"))

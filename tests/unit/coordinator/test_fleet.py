@@ -1,0 +1,160 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from coordinator import fleet
+from coordinator.config import Timings
+from coordinator.fleet import Hold, Presence, ProviderView
+from provider.protocol import ModelsUpdate
+from tests.unit.coordinator.views import MODEL, advert, beat, register, slot, view
+
+TIMINGS = Timings()
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "connected", "expected"),
+    [
+        (0, True, Presence.ALIVE),
+        (14.9, True, Presence.ALIVE),
+        (15, True, Presence.SUSPECT),
+        (44.9, True, Presence.SUSPECT),
+        (45, True, Presence.LOST),
+        (0, False, Presence.DISCONNECTED),
+        (44.9, False, Presence.DISCONNECTED),
+        (45, False, Presence.LOST),
+    ],
+)
+def test_presence_follows_silence(silence_s: float, connected: bool, expected: Presence) -> None:
+    assert fleet.presence(view(connected=connected), silence_s, TIMINGS) is expected
+
+
+@pytest.mark.parametrize(("silence_s", "gone"), [(45, False), (644, False), (645, True)])
+def test_a_lost_provider_stays_listed_for_ten_minutes(silence_s: float, gone: bool) -> None:
+    assert fleet.forgotten(view(), silence_s, TIMINGS) is gone
+
+
+def test_a_flap_of_twenty_seconds_leaves_a_suspect_that_one_beat_restores() -> None:
+    seen = view()
+    assert fleet.presence(seen, 20, TIMINGS) is Presence.SUSPECT
+    assert fleet.presence(fleet.beaten(seen, beat(2), 20), 20, TIMINGS) is Presence.ALIVE
+
+
+def test_an_older_heartbeat_proves_life_and_changes_nothing_else() -> None:
+    seen = fleet.beaten(view(), beat(7, slots=(slot(running=2),)), 1)
+    stale = fleet.beaten(seen, beat(6, "draining", (slot(running=4),)), 2)
+    assert stale == replace(seen, heard_s=2)
+
+
+def test_capacity_numbers_restart_with_each_connection() -> None:
+    seen = fleet.beaten(view(), beat(700), 1)
+    again = fleet.registered(register(), generation=2, now_s=2)
+    assert again.capacity_seq is None
+    assert fleet.beaten(again, beat(1, "draining"), 3).draining
+    assert seen.generation < again.generation
+
+
+def test_a_models_update_replaces_the_whole_list() -> None:
+    updated = fleet.models_replaced(view(), ModelsUpdate(models=[advert("other")]))
+    assert set(updated.models) == {"other"}
+
+
+def test_a_hold_lasts_until_a_heartbeat_after_its_acceptance() -> None:
+    held = fleet.held(view(), "j.1", Hold(MODEL, 10))
+    assert "j.1" in fleet.beaten(held, beat(2), 1).holds
+    taken = fleet.accepted(held, "j.1")
+    assert "j.1" in taken.holds
+    assert "j.1" not in fleet.beaten(taken, beat(2), 1).holds
+
+
+def test_release_and_acceptance_of_what_is_not_held_change_nothing() -> None:
+    seen = view()
+    assert fleet.released(seen, "x.1") is seen
+    assert fleet.accepted(seen, "x.1") is seen
+
+
+def test_a_disconnect_ends_all_holds() -> None:
+    assert not fleet.disconnected(fleet.held(view(), "j.1", Hold(MODEL, 10)), 1).holds
+
+
+class OneProvider(RuleBasedStateMachine):
+    """Any order of messages, losses and waits, against a plain account of what must be true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.view: ProviderView = fleet.registered(register(), 1, 0.0)
+        self.generation = 1
+        self.heard = 0.0
+        self.highest_seq = -1
+        self.jobs = 0
+        self.held: dict[str, bool] = {}
+
+    @rule(seconds=st.floats(0, 60))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(seq=st.integers(0, 20), draining=st.booleans(), running=st.integers(0, 4))
+    @precondition(lambda self: self.view.connected)
+    def beats(self, seq: int, draining: bool, running: int) -> None:
+        status = "draining" if draining else "serving"
+        self.view = fleet.beaten(self.view, beat(seq, status, (slot(running=running),)), self.now)
+        self.heard = self.now
+        if seq >= self.highest_seq:
+            self.highest_seq = seq
+            self.held = {job: taken for job, taken in self.held.items() if not taken}
+            assert self.view.draining is draining
+            assert self.view.slots[MODEL].running == running
+
+    @rule()
+    def registers(self) -> None:
+        self.generation += 1
+        self.view = fleet.registered(register(), self.generation, self.now)
+        self.heard, self.highest_seq, self.held = self.now, -1, {}
+
+    @rule()
+    @precondition(lambda self: self.view.connected)
+    def disconnects(self) -> None:
+        self.view = fleet.disconnected(self.view, self.now)
+        self.heard, self.held = self.now, {}
+
+    @rule()
+    @precondition(lambda self: self.view.connected)
+    def is_asked(self) -> None:
+        self.jobs += 1
+        self.view = fleet.held(self.view, f"{self.jobs}.1", Hold(MODEL, 5))
+        self.held[f"{self.jobs}.1"] = False
+
+    @rule()
+    @precondition(lambda self: self.held)
+    def accepts(self) -> None:
+        job = sorted(self.held)[0]
+        self.view = fleet.accepted(self.view, job)
+        self.held[job] = True
+
+    @rule()
+    @precondition(lambda self: self.held)
+    def finishes(self) -> None:
+        job, _ = self.held.popitem()
+        self.view = fleet.released(self.view, job)
+
+    @invariant()
+    def holds_are_those_no_beat_has_counted(self) -> None:
+        assert {job: hold.accepted for job, hold in self.view.holds.items()} == self.held
+
+    @invariant()
+    def presence_is_silence(self) -> None:
+        silence = self.now - self.heard
+        presence = fleet.presence(self.view, self.now, TIMINGS)
+        assert (presence is Presence.LOST) == (silence >= 45)
+        assert (presence is Presence.ALIVE) == (silence < 15 and self.view.connected)
+        assert not (fleet.forgotten(self.view, self.now, TIMINGS) and presence is not Presence.LOST)
+
+    @invariant()
+    def the_highest_number_of_this_connection_is_known(self) -> None:
+        assert self.view.generation == self.generation
+        assert self.view.capacity_seq == (None if self.highest_seq < 0 else self.highest_seq)
+
+
+TestOneProvider = OneProvider.TestCase

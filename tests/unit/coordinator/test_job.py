@@ -1,0 +1,63 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from coordinator.job import Done, Job, Progress, outcome
+from coordinator.store.records import JobOutcome
+from provider.api.wire import internal_error
+
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+
+
+def job(**body: Any) -> Job:
+    return Job("j", 1, "/v1/completions", "demo", True, {"model": "demo", **body}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({}, 0),
+        ({"prompt": "x" * 60}, 10),
+        ({"prompt": [1, 2, 3]}, 3),
+        ({"prompt": [[1, 2], [3]]}, 3),
+        ({"prompt": ["x" * 60, "y" * 60]}, 20),
+        ({"prompt": None}, 0),
+        ({"prompt": {"odd": 1}}, 0),
+        ({"messages": [{"role": "user", "content": "x" * 60}]}, 10),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 60}]}]}, 10),
+        ({"messages": [{"role": "assistant", "content": None}, 3.5, "hi"]}, 0),
+    ],
+)
+def test_the_estimate_of_a_prompt_is_a_lower_bound_for_any_json(body: dict[str, Any], tokens: int) -> None:
+    assert job(**body).prompt_tokens == tokens
+
+
+def chunk(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta}]}
+
+
+def test_what_the_provider_counted_is_billed() -> None:
+    progress = Progress(attempts=1, usage={"prompt_tokens": 7, "completion_tokens": 5})
+    progress.delivered(chunk(content="a"))
+    usage = progress.bill(job(), Done(None), NOW)
+    assert (usage.outcome, usage.prompt_tokens, usage.completion_tokens) == (JobOutcome.COMPLETED, 7, 5)
+
+
+def test_without_a_count_what_was_delivered_is_billed() -> None:
+    progress = Progress(attempts=1)
+    odd: list[dict[str, Any]] = [chunk(role="assistant"), {"choices": None}, {"choices": ["?"]}, {}]
+    for data in [*odd, chunk(content="a"), chunk(reasoning_content="b"), {"choices": [{"text": "c"}]}]:
+        progress.delivered(data)
+    usage = progress.bill(job(), internal_error("lost", "provider_lost"), NOW)
+    assert (usage.outcome, usage.code) == (JobOutcome.FAILED, "provider_lost")
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.chunks) == (None, 3, 7)
+
+
+@pytest.mark.parametrize("odd", [{"prompt_tokens": "7"}, {"prompt_tokens": -1}, {"prompt_tokens": 2**70}, {}])
+def test_a_count_that_is_none_is_not_stored(odd: dict[str, Any]) -> None:
+    assert Progress(attempts=1, usage=odd).bill(job(), Done(None), NOW).prompt_tokens is None
+
+
+def test_a_client_that_went_away_has_cancelled() -> None:
+    assert outcome(None) is JobOutcome.CANCELLED
