@@ -1,18 +1,27 @@
 """Wires the routes into one ASGI application."""
 
+import asyncio
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
 from coordinator.api import chat, errors, fleet, health, models, provider
 from coordinator.api.requests import Requests
+from coordinator.services import Services
 
 
 def create_app() -> FastAPI:
-    """It is `starting` until whoever serves it sets `app.state.services`."""
+    """It is `starting` until it is `opened`."""
     app = FastAPI(title="darkbloom coordinator", version=version("darkbloom-py"))
+    app.state.opened = asyncio.Event()
     errors.install(app)
     app.add_middleware(Requests)
     for part in (chat, models, fleet, health, provider):
         app.include_router(part.router)
     return app
+
+
+def opened(app: FastAPI, services: Services) -> None:
+    """From now on requests are served, and providers that dialled early are let in."""
+    app.state.services = services
+    app.state.opened.set()

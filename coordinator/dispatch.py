@@ -179,7 +179,8 @@ class Dispatcher:
         return sorted({model for view in self._hub.views.values() for model in view.models})
 
     def _note_failure(self, job: Job, provider_id: str, request: InferenceRequest, failure: Failure) -> None:
-        log.warning(
+        note = log.warning if failure.status >= 500 else log.event
+        note(
             "attempt_failed",
             request_id=request.request_id,
             provider=provider_id,

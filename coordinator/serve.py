@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from coordinator import log
-from coordinator.app import create_app
+from coordinator.app import create_app, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
@@ -61,7 +61,7 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with open_services(settings) as services:
-            app.state.services = services
+            opened(app, services)
             log.event("ready", url=_url(listener), pid=os.getpid())
             await stop.asked.wait()
             await _drain(services, stop)

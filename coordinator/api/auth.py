@@ -20,7 +20,7 @@ def services_of(connection: HTTPConnection) -> Services:
 
 
 def started(connection: HTTPConnection) -> Services | None:
-    # Starlette's state is a bag of Any; serve.py alone puts this in.
+    # Starlette's state is a bag of Any; app.py alone puts this in.
     return cast(Services | None, getattr(connection.app.state, "services", None))
 
 

@@ -1,5 +1,8 @@
 """GET /ws/provider: where providers dial in (docs/protocol.md)."""
 
+import asyncio
+from contextlib import suppress
+
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
@@ -10,6 +13,8 @@ from coordinator.store.records import TokenKind
 from provider.protocol import CLOSE_BAD_TOKEN
 
 CLOSE_TRY_LATER = 1013
+START_WAIT_S = 10
+"""A provider started with its coordinator need not dial twice."""
 
 router = APIRouter()
 
@@ -18,6 +23,9 @@ router = APIRouter()
 async def provider(socket: WebSocket) -> None:
     """Accepted before the token is judged: a refused handshake could carry no close code."""
     await socket.accept()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_WAIT_S):
+            await socket.app.state.opened.wait()
     services = started(socket)
     if services is None or services.dispatcher.draining:
         return await socket.close(CLOSE_TRY_LATER, "the coordinator is starting or shutting down")
