@@ -12,8 +12,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
-from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+from mlx_lm.models.gated_delta import normalize_qk
 
+from provider.backends.mlx.cpu_layout import lay_out_for_cpu
+from provider.backends.mlx.gated_delta import recur
 from provider.backends.mlx.recurrent import Recurrent, Slots
 
 KV_BLOCK_TOKENS = KVCache.step
@@ -46,6 +48,8 @@ class Trunk:
         self._args = self._model.args
         self._layers = self._model.model.layers
         self._dtype = self._model.model.norm.weight.dtype
+        if mx.default_device() == mx.Device(mx.cpu):
+            lay_out_for_cpu(model, tied_embedding=self._args.tie_word_embeddings)
 
     @property
     def recurrent_layers(self) -> int:
@@ -127,7 +131,7 @@ def _recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
     v = v.reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
     q, k = normalize_qk(q, k, inv_scale=mixer.head_k_dim**-0.5, eps=QK_EPSILON)
     decay, beta = mixer.in_proj_a(x), mixer.in_proj_b(x)
-    y, held.state = gated_delta_update(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
+    y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
     gate = mixer.in_proj_z(x).reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
     return mixer.out_proj(mixer.norm(y, gate).reshape(rows, length, -1))
 

@@ -5,7 +5,7 @@ of work share one launch; greedy rows cost one argmax.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -67,30 +67,53 @@ def sample(logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
         rows = logits.astype(mx.float32)
         adjusted = [one.adjust(mx.array(rows[i])) if one.adjusts else rows[i] for i, (one, _) in enumerate(draws)]
         logits = mx.stack(adjusted)
-    drawn = [i for i, (sampler, _) in enumerate(draws) if sampler.sampling.temperature > 0]
-    if not drawn:
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
-    if len(drawn) == len(draws):
-        return _draw(logits, draws)
-    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-    chosen = mx.array(drawn)
-    tokens[chosen] = _draw(logits[chosen], [draws[i] for i in drawn])
+    kinds = [_kind(sampler.sampling) for sampler, _ in draws]
+    if len(set(kinds)) == 1:
+        return kinds[0](logits, draws)
+    tokens = mx.zeros(len(draws), dtype=mx.int32)
+    for kind in dict.fromkeys(kinds):
+        members = [i for i, one in enumerate(kinds) if one is kind]
+        rows = mx.array(members)
+        tokens[rows] = kind(logits[rows], [draws[i] for i in members])
     return tokens
 
 
-def _draw(logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
-    """Draws by inverting the cumulative distribution at each row's own uniform number."""
-    asked = [sampler.sampling for sampler, _ in draws]
-    scaled = logits.astype(mx.float32) / mx.array([one.temperature for one in asked])[:, None]
-    numbers = mx.array(
-        [uniform(one.seed, one.index, position) for one, (_, position) in zip(asked, draws, strict=True)]
-    )
-    if all(one.top_k == 0 and one.top_p >= 1.0 and one.min_p == 0.0 for one in asked):
-        return _invert(mx.softmax(scaled, axis=-1, precise=True), numbers)
+Draws = Sequence[tuple[Sampler, int]]
+
+
+def _kind(asked: Sampling) -> Callable[[mx.array, Draws], mx.array]:
+    """How a row's token is drawn: a matter of its own parameters, never of the rows beside it."""
+    if asked.temperature == 0:
+        return _greedy
+    if asked.top_k == 0 and asked.top_p >= 1.0 and asked.min_p == 0.0:
+        return _draw_from_all
+    return _draw_from_top
+
+
+def _greedy(logits: mx.array, draws: Draws) -> mx.array:
+    return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
+def _draw_from_all(logits: mx.array, draws: Draws) -> mx.array:
+    return _invert(mx.softmax(_scaled(logits, draws), axis=-1, precise=True), _numbers(draws))
+
+
+def _draw_from_top(logits: mx.array, draws: Draws) -> mx.array:
+    scaled = _scaled(logits, draws)
     order = mx.argsort(-scaled, axis=-1)
-    probabilities = _truncate(mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True), asked)
-    picked = _invert(probabilities, numbers)
+    falling = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True)
+    picked = _invert(_truncate(falling, [sampler.sampling for sampler, _ in draws]), _numbers(draws))
     return mx.take_along_axis(order, picked[:, None], axis=-1)[:, 0].astype(mx.int32)
+
+
+def _scaled(logits: mx.array, draws: Draws) -> mx.array:
+    temperatures = mx.array([sampler.sampling.temperature for sampler, _ in draws])
+    return logits.astype(mx.float32) / temperatures[:, None]
+
+
+def _numbers(draws: Draws) -> mx.array:
+    asked = [(sampler.sampling, position) for sampler, position in draws]
+    return mx.array([uniform(one.seed, one.index, position) for one, position in asked])
 
 
 def _truncate(probabilities: mx.array, asked: Sequence[Sampling]) -> mx.array:
