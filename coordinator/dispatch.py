@@ -16,8 +16,16 @@ from coordinator.inbox import Broken, Inbox
 from coordinator.job import Done, Job, Progress, outcome
 from coordinator.routing import BUSY, Chosen, Reason, Refused, Request, route
 from coordinator.store.records import Usage
-from provider.api.wire import Failure, internal_error, model_not_found, queue_full, unavailable
+from provider.api.wire import (
+    Failure,
+    internal_error,
+    invalid_request,
+    model_not_found,
+    queue_full,
+    unavailable,
+)
 from provider.protocol import (
+    MAX_FRAME_BYTES,
     InferenceAccepted,
     InferenceChunk,
     InferenceComplete,
@@ -25,6 +33,7 @@ from provider.protocol import (
     InferenceNotice,
     InferenceRequest,
     NoticeKind,
+    encode,
 )
 
 MAX_ATTEMPTS = 3
@@ -106,18 +115,28 @@ class Dispatcher:
         """Nothing awaits between the routing decision and the hold on what it chose."""
         progress.attempts += 1
         progress.provider_id = provider_id
-        request = InferenceRequest(
-            request_id=f"{job.id}.{progress.attempts}",
-            endpoint=job.endpoint,
-            body=job.body,
-            deadline_ms=round(self._timings.deadline_s * 1000),
-        )
-        with self._hub.lease(provider_id, Hold(job.model, job.prompt_tokens), request) as inbox:
+        request_id = f"{job.id}.{progress.attempts}"
+        frame = self._frame(job, request_id)
+        if isinstance(frame, Failure):
+            return frame
+        with self._hub.lease(provider_id, Hold(job.model, job.prompt_tokens), request_id, frame) as inbox:
             result = await self._relay(inbox, job, client, progress)
         self._metrics.attempts.labels(outcome(result).value).inc()
         if isinstance(result, Failure):
-            self._note_failure(job, provider_id, request, result)
+            self._note_failure(job, provider_id, request_id, result)
         return result
+
+    def _frame(self, job: Job, request_id: str) -> str | Failure:
+        """What a client may send is not always what fits into a frame: 1e15 is spelled in full there."""
+        deadline_ms = round(self._timings.deadline_s * 1000)
+        request = InferenceRequest(request_id=request_id, endpoint=job.endpoint, body=job.body, deadline_ms=deadline_ms)
+        try:
+            frame = encode(request)
+        except (ValueError, RecursionError):
+            return invalid_request("The body is nested too deeply.", code="invalid_json")
+        if 4 * len(frame) > MAX_FRAME_BYTES and len(frame.encode()) > MAX_FRAME_BYTES:
+            return Failure(413, "invalid_request_error", "body_too_large", "The body is too large to be sent on.")
+        return frame
 
     async def _relay(self, inbox: Inbox, job: Job, client: Client, progress: Progress) -> Done | Failure:
         patience_s = self._timings.accept_within_s
@@ -178,11 +197,11 @@ class Dispatcher:
         """What the listed providers advertise."""
         return sorted({model for view in self._hub.views.values() for model in view.models})
 
-    def _note_failure(self, job: Job, provider_id: str, request: InferenceRequest, failure: Failure) -> None:
+    def _note_failure(self, job: Job, provider_id: str, request_id: str, failure: Failure) -> None:
         note = log.warning if failure.status >= 500 else log.event
         note(
             "attempt_failed",
-            request_id=request.request_id,
+            request_id=request_id,
             provider=provider_id,
             model=job.model,
             status=failure.status,

@@ -29,7 +29,6 @@ from provider.protocol import (
     InferenceComplete,
     InferenceError,
     InferenceNotice,
-    InferenceRequest,
     LoadModelStatus,
     ModelsUpdate,
     PrefetchStatus,
@@ -45,6 +44,7 @@ CLOSE_GOING_AWAY = 1001
 CLOSE_LOST = 4408
 """No heartbeat for 45 s on a socket that is still open."""
 WATCH_EVERY_S = 1.0
+MAX_ID = 128
 
 
 @dataclass(slots=True)
@@ -178,6 +178,8 @@ class Hub:
                 case Register() as message if message.protocol != PROTOCOL_VERSION:
                     link.close(CLOSE_BAD_VERSION, f"this coordinator speaks version {PROTOCOL_VERSION}")
                     return None
+                case Register() as message if not 0 < len(message.provider_id) <= MAX_ID:
+                    self._complain(pending, "register: provider_id: must be a UUID")
                 case Register() as message:
                     return self._admit(link, message)
                 case None:
@@ -298,25 +300,25 @@ class Hub:
     # -- what is asked of a provider
 
     @contextmanager
-    def lease(self, provider_id: str, hold: Hold, request: InferenceRequest) -> Iterator[Inbox]:
-        """A place at a provider that `views` shows connected, and the stream of its answer.
+    def lease(self, provider_id: str, hold: Hold, request_id: str, frame: str) -> Iterator[Inbox]:
+        """A place at a provider that `views` shows connected, and the stream of its answer to `frame`.
 
         Leaving the block by any path frees both, once, and cancels what the provider has not finished.
         """
         connection = self._connections[provider_id]
         inbox = Inbox()
-        self._streams[request.request_id] = _Stream(connection, inbox)
-        self._views[provider_id] = fleet.held(self._views[provider_id], request.request_id, hold)
-        sent = connection.link.offer(request)
+        self._streams[request_id] = _Stream(connection, inbox)
+        self._views[provider_id] = fleet.held(self._views[provider_id], request_id, hold)
+        sent = connection.link.offer(frame)
         if not sent:
             inbox.break_off(Broken.PROVIDER_BUSY)
         try:
             yield inbox
         finally:
-            del self._streams[request.request_id]
-            self._release(provider_id, request.request_id)
+            del self._streams[request_id]
+            self._release(provider_id, request_id)
             if sent and not inbox.over:
-                connection.link.send(Cancel(request_id=request.request_id))
+                connection.link.send(Cancel(request_id=request_id))
 
     def note_full(self, provider_id: str, model: str, for_s: float) -> None:
         """The provider has refused for want of a place to wait: it is not asked again at once."""

@@ -46,11 +46,11 @@ class Link:
     def closing(self) -> bool:
         return self._closing.is_set()
 
-    def offer(self, message: Wire) -> bool:
+    def offer(self, frame: str) -> bool:
         """False when the outbox is half full: the rest is for messages that cannot go elsewhere."""
         if self.closing or len(self._frames) >= MAX_FRAMES // 2 or self._bytes >= MAX_BYTES // 2:
             return False
-        self._append(encode(message))
+        self._append(frame)
         return True
 
     def send(self, message: Wire) -> None:

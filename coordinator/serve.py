@@ -63,11 +63,12 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
         async with open_services(settings) as services:
             opened(app, services)
             log.event("ready", url=_url(listener), pid=os.getpid())
-            await stop.asked.wait()
+            await _either(stop.asked, serving)
             await _drain(services, stop)
             await _close(server, serving, stop)
     finally:
         await _close(server, serving, stop)
+    serving.result()
     log.event("stopped")
 
 
@@ -79,11 +80,15 @@ async def _until_told(settings: Settings, listener: socket.socket, exit_when_clo
 
 async def _drain(services: Services, stop: Stop) -> None:
     draining = asyncio.create_task(services.drain())
-    insisted = asyncio.create_task(stop.insisted.wait())
-    await asyncio.wait({draining, insisted}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, insisted):
-        task.cancel()
-    await asyncio.wait({draining, insisted})
+    await _either(stop.insisted, draining)
+    draining.cancel()
+    await asyncio.wait({draining})
+
+
+async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    happening = asyncio.create_task(event.wait())
+    await asyncio.wait({happening, task}, return_when=asyncio.FIRST_COMPLETED)
+    happening.cancel()
 
 
 async def _close(server: "_Server", serving: asyncio.Task[None], stop: Stop) -> None:

@@ -3,16 +3,18 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from coordinator import log
 from coordinator.api.errors import answer
 from coordinator.api.notices import Notices, notice_event
 from coordinator.dispatch import Client
 from coordinator.job import Done, Job
-from provider.api.wire import DONE, Failure, sse_data
+from provider.api.wire import DONE, Failure, internal_error, sse_data
 from provider.protocol import NoticeKind
 
 Run = Callable[[Job, Client], Coroutine[Any, Any, Done | Failure]]
@@ -41,7 +43,7 @@ class Relay(Response):
         try:
             await asyncio.wait({job, gone}, return_when=asyncio.FIRST_COMPLETED)
             if job.done():
-                await self._finish(job.result(), client, scope, receive, send)
+                await self._finish(_result(job), client, scope, receive, send)
         finally:
             job.cancel()
             gone.cancel()
@@ -82,14 +84,24 @@ class _Events:
 
     async def end(self, last: bytes) -> None:
         """A client that does not read is left."""
-        async with asyncio.timeout(LAST_WRITE_S):
-            await self._write(last, more=False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITE_S):
+                await self._write(last, more=False)
 
     async def _write(self, body: bytes, more: bool = True) -> None:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _result(job: asyncio.Task[Done | Failure]) -> Done | Failure:
+    """The task boundary of a job: a stream that has begun ends with a typed error whatever went wrong."""
+    try:
+        return job.result()
+    except Exception as error:
+        log.failure("job_failed", error)
+        return internal_error("The coordinator has failed at this request.")
 
 
 def _encoded(data: dict[str, Any]) -> bytes:

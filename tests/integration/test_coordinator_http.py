@@ -117,6 +117,20 @@ def test_a_body_of_16_mib_passes_whole(postgres: str) -> None:
     asyncio.run(scene())
 
 
+def test_a_body_that_cannot_be_sent_on_harms_nobody(postgres: str) -> None:
+    async def scene() -> None:
+        async with coordinator(postgres) as running, provider(running) as played, running.client() as client:
+            deep = b'{"model": "demo", "x": ' + b"[" * 800 + b"]" * 800 + b"}"
+            assert error_of(await client.post("/v1/completions", content=deep))[0] == 400
+            swells = b'{"model": "demo", "x": [' + b"1e15," * 3 * MIB + b"1]}"
+            assert error_of(await client.post("/v1/completions", content=swells))[0] == 413
+            assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+            assert played.socket.close_code is None
+            assert (await client.get("/v1/fleet/p1")).json()["requests_held"] <= 1
+
+    asyncio.run(scene())
+
+
 def test_unknown_models_and_routes_answer_in_openai_form(postgres: str) -> None:
     async def scene() -> None:
         async with coordinator(postgres) as running, running.client() as client:

@@ -129,14 +129,20 @@ async def sends_thrice(running: Running, frame: str | bytes) -> None:
 
 def test_register_comes_first_and_once(postgres: str) -> None:
     async def scene() -> None:
-        async with coordinator(postgres) as running, dialled(running) as socket:
-            await socket.send(encode(heartbeat(1)))
-            assert isinstance(await said(socket), ProtocolErrorMessage)
-            await socket.send(encode(registration("p1")))
-            assert isinstance(await said(socket), Registered)
-            await socket.send(encode(registration("p1")))
-            assert isinstance(await said(socket), ProtocolErrorMessage)
-            assert (await state_of(running))["state"] == "alive"
+        async with coordinator(postgres) as running:
+            async with dialled(running) as socket:
+                await socket.send(encode(heartbeat(1)))
+                assert isinstance(await said(socket), ProtocolErrorMessage)
+                await socket.send(encode(registration("p" * 1000)))
+                assert isinstance(await said(socket), ProtocolErrorMessage)
+                await socket.send(encode(registration("p1")))
+                assert isinstance(await said(socket), Registered)
+            async with dialled(running) as socket:
+                await socket.send(encode(registration("p1")))
+                assert isinstance(await said(socket), Registered)
+                await socket.send(encode(registration("p1")))
+                assert isinstance(await said(socket), ProtocolErrorMessage)
+                assert (await state_of(running))["state"] == "alive"
 
     asyncio.run(scene())
 
