@@ -3,6 +3,7 @@
 Nothing waits for an answer on the decode path: commands flow down, reports flow up.
 """
 
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -86,7 +87,10 @@ class SequenceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """Part of a step: its events, and, with the step's last part, what the step took and left."""
+    """Part of a step: its events, and, with the step's last part, what the step took and left.
+
+    `at` is the worker's time.monotonic(), which all processes of a machine share: when the events came about.
+    """
 
     events: list[Event]
     state: EngineState | None = None
@@ -94,6 +98,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     decoded: int = 0
     prefilled: int = 0
     sequences: list[SequenceState] | None = None
+    at: float = msgspec.field(default_factory=time.monotonic)
 
 
 FromWorker = Loaded | LoadFailed | Report
