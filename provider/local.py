@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from provider import options
-from provider.api.app import create_app
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, read_config
 from provider.errors import ConfigError
@@ -65,6 +64,9 @@ def create_residency(config: ProviderConfig) -> Residency:
 
 
 async def _serve(config: ProviderConfig, sock: socket.socket, api_key: str | None, parent_fd: int | None) -> None:
+    # The web framework takes half a second to import, which `provider ...` does not need of this module.
+    from provider.api.app import create_app
+
     lifetime = Lifetime(parent_fd)
     residency = create_residency(config)
     app = create_app(residency, Status(residency), api_key=api_key, notices=config.engine.notices)
@@ -73,7 +75,8 @@ async def _serve(config: ProviderConfig, sock: socket.socket, api_key: str | Non
     try:
         if await lifetime.until_ending(residency.start()):
             host, port = sock.getsockname()[:2]
-            log.info("serving models=%s url=http://%s:%d/v1", ",".join(config.models), host, port)
+            address = f"[{host}]" if ":" in host else host
+            log.info("serving models=%s url=http://%s:%d/v1", ",".join(config.models), address, port)
             await lifetime.ending.wait()
         log.info("draining open=%d", sum(slot.open for slot in residency.slots))
         await residency.drain(DRAIN_S)

@@ -73,6 +73,9 @@ def start(
     config = read_config(flags, tuple(model or ()), tuple(coordinator or ()), name, backend, data_dir)
     if not config.coordinators:
         raise ConfigError("no coordinator is named: pass --coordinator ws://HOST:PORT/ws/provider.")
+    for url in config.coordinators:
+        if not url.startswith(("ws://", "wss://")):
+            raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")
     if not token:
         raise ConfigError(f"no token: pass --token, or set {TOKEN_VARIABLE}.")
     if not config.models:
