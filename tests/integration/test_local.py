@@ -24,7 +24,7 @@ from tests.integration.processes import Command, free_port, gone, health, run, r
 ENDLESS = 4000
 """More tokens than any test waits for: half a minute."""
 SMALL_POOL = 110
-LONG_PROMPT = "apple " * 1200
+LONG_PROMPT = "x " * 1500
 
 
 @contextlib.contextmanager
@@ -350,14 +350,8 @@ def test_when_the_server_is_killed_its_worker_ends_too(tmp_path: Path) -> None:
     [
         ((), "", 1, "--model"),
         (("--model", "/nowhere"), "", 1, "/nowhere"),
-        (("--model", MODEL, "--model", MODEL), "", 1, "same id"),
         (("--model", MODEL, "--max-concurrent", "0"), "", 2, "--max-concurrent"),
-        (("--model", MODEL, "--exact", "perhaps"), "", 2, "--exact"),
-        (("--model", MODEL, "--exact", "on"), "", 1, "--exact"),
-        (("--model", MODEL, "--color", "red"), "", 2, "--color"),
         (("--model", MODEL), "[engine]\nmax_concurrnt = 3", 1, "engine.max_concurrnt"),
-        (("--model", MODEL), "[engine]\nmax_concurrent = 'many'", 1, "engine.max_concurrent"),
-        (("--model", MODEL), "[engine", 1, "provider.toml"),
     ],
 )
 def test_what_keeps_it_from_starting_is_one_clear_line(
