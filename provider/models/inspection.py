@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from provider.errors import ModelError, ModelUnsupported
-from provider.models.architecture import Architecture, read_architecture, text_config
+from provider.models.architecture import Architecture
 from provider.models.eos import eos_token_ids
+from provider.models.families import FAMILIES, read_architecture, text_config
 from provider.models.json_file import read_json_object
 from provider.models.quantization import foreign_quantization, quantization_summary
 from provider.models.weight_files import Weights, read_weights
-
-SERVED_FAMILIES = frozenset({"qwen3_5"})
-UNDERSTOOD_FAMILIES = frozenset({"qwen3_5", "qwen3_5_moe"})
-"""Those whose dimensions can be read, served or not."""
 
 FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -59,6 +56,8 @@ class Inspection:
 
     @property
     def context_length(self) -> int | None:
+        if self.architecture is not None:
+            return self.architecture.context_length
         return _positive(text_config(self.config).get("max_position_embeddings"))
 
     @property
@@ -145,19 +144,17 @@ def _eos(directory: Path, problems: list[str]) -> frozenset[int]:
 
 def _architecture(config: Mapping[str, Any]) -> tuple[Architecture | None, str | None]:
     """The dimensions, or None and why the config cannot be served."""
-    if model_family(config) not in UNDERSTOOD_FAMILIES:
-        return None, None
+    family = config.get("model_type")  # mlx-lm takes the name as it is written
+    if not isinstance(family, str) or family not in FAMILIES:
+        served = ", ".join(sorted(FAMILIES))
+        return None, f"model_type {family!r} is not served; this release serves {served}."
     try:
-        return read_architecture(config), None
+        return read_architecture(family, config), None
     except ModelUnsupported as error:
         return None, str(error)
 
 
 def _unserved(config: Mapping[str, Any], weights: Weights | None) -> str | None:
-    declared = config.get("model_type")
-    if declared not in SERVED_FAMILIES:  # mlx-lm takes the name as it is written
-        served = ", ".join(sorted(SERVED_FAMILIES))
-        return f"model_type {declared!r} is not served; this release serves {served}."
     method = foreign_quantization(config)
     if method is not None:
         return f"Quantised with {method}: convert it with mlx_lm.convert, or serve an MLX conversion of it."

@@ -57,8 +57,9 @@ def test_a_flat_config_reads_as_a_nested_one(tmp_path: Path) -> None:
     assert flat.architecture == nested.architecture
 
 
-def test_layer_types_that_contradict_the_interval_are_refused(tmp_path: Path) -> None:
-    model = write_model(tmp_path, qwen_config(layer_types=["full_attention"] * 4))
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_layer_types_that_contradict_the_interval_are_refused(tmp_path: Path, family: str) -> None:
+    model = write_model(tmp_path, {**qwen_config(layer_types=["full_attention"] * 4), "model_type": family})
 
     with pytest.raises(ModelUnsupported, match="layer_types disagrees with full_attention_interval 4"):
         read_checkpoint(model)
@@ -73,15 +74,15 @@ def test_a_missing_or_senseless_dimension_is_named(tmp_path: Path, text: dict[st
         read_checkpoint(write_model(tmp_path, qwen_config(**text)))
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_5_text", "llama", ""])
-def test_another_family_is_described_but_not_served(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_5_text", "Llama", "", ["llama"], None])
+def test_another_family_is_described_but_not_served(tmp_path: Path, family: object) -> None:
     model = write_model(tmp_path, {**qwen_config(), "model_type": family})
     found = inspect_model(model)
 
     assert found.unsupported is not None
     assert found.size_bytes is not None
     assert not found.problems
-    with pytest.raises(ModelUnsupported):
+    with pytest.raises(ModelUnsupported, match=r"is not served; this release serves gemma2, .*qwen3_5_moe"):
         read_checkpoint(model)
 
 

@@ -66,12 +66,12 @@ def test_a_model_with_an_unreadable_config_still_gets_an_answer(cache: Path, tmp
 
 
 def test_a_foreign_model_is_no_failure(cache: Path, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", {**qwen_config(), "model_type": "llama"})
+    model = write_model(tmp_path / "model", {**qwen_config(), "model_type": "mamba2"})
     code, facts = inspect(cache, str(model))
 
     assert code == 0
     assert (facts["supported"], facts["kv_bytes_per_token"]) == (False, None)
-    assert "llama" in facts["reason"]
+    assert "mamba2" in facts["reason"]
 
 
 def test_what_is_not_here_is_an_answer_too(cache: Path) -> None:
