@@ -6,19 +6,28 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
+from provider.backends.mlx.row_attention import SEAM
 from provider.models.bundled import BUNDLED_MODEL_DIR
+from provider.models.families import FAMILIES
+from tests.fixtures.family_models import family_config, random_model
 from tests.test_imports import imports
 
 BACKEND = Path(__file__).parents[2] / "provider" / "backends" / "mlx"
 
 USED = {
+    ("mlx_lm.models.base", "create_causal_mask"),
     ("mlx_lm.models.cache", "KVCache"),
+    ("mlx_lm.models.cache", "RotatingKVCache"),
+    ("mlx_lm.models.cache", "make_prompt_cache"),
     ("mlx_lm.models.gated_delta", "gated_delta_update"),
     ("mlx_lm.models.gated_delta", "normalize_qk"),
+    ("mlx_lm.models.switch_layers", "SwitchLinear"),
     ("mlx_lm.utils", "load_model"),
 }
 
@@ -89,3 +98,33 @@ def test_the_attention_has_the_parts_the_forward_names_and_rotates_each_row_at_i
     x = mx.random.normal((2, 4, 1, 32))
     together = attention.rope(x, offset=mx.array([5, 9]))
     assert mx.array_equal(together[1:], attention.rope(x[1:], offset=9))
+
+
+def test_a_causal_mask_takes_an_offset_and_a_window() -> None:
+    mask = create_causal_mask(2, 3, window_size=2)
+    assert mask.tolist() == [[False, False, True, True, False], [False, False, False, True, True]]
+
+
+def test_a_model_tells_which_of_its_layers_slide() -> None:
+    model = random_model(family_config("gpt_oss"))
+    sliding, full = make_prompt_cache(model)
+    assert (type(sliding), sliding.max_size, sliding.keep) == (RotatingKVCache, model.args.sliding_window, 0)
+    assert type(full) is KVCache
+
+
+def test_experts_are_switch_layers_with_their_dtype_on_the_weight() -> None:
+    model = random_model(family_config("qwen3_moe"), mx.float16)
+    assert {one.weight.dtype for one in model.modules() if isinstance(one, SwitchLinear)} == {mx.float16}
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"qwen3_5", "qwen3_5_moe"}))
+def test_the_modules_of_every_family_reach_attention_by_the_name_that_is_replaced(family: str) -> None:
+    layer = random_model(family_config(family)).layers[0]
+    module = inspect.getmodule(type(layer.self_attn))
+    assert hasattr(module, SEAM) == (family != "gemma2"), "gemma2 caps its scores in an attention of its own"
+
+
+def test_a_model_is_loaded_lazily_and_its_config_can_be_amended() -> None:
+    loaded, config = load_model(BUNDLED_MODEL_DIR, lazy=True, model_config={"extra": 1})
+    assert config["extra"] == 1
+    assert loaded.language_model.args.model_type == "qwen3_5_text"

@@ -6,98 +6,90 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
 from provider.backends.base import BackendFacts, BackendMemory, Row
-from provider.backends.mlx.qwen3_5 import KV_BLOCK_TOKENS, Cells, Trunk
-from provider.backends.mlx.recurrent import Slots
+from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
+from provider.backends.mlx.forward import Forward
+from provider.backends.mlx.generic import Generic
+from provider.backends.mlx.hybrid import Hybrid
+from provider.backends.mlx.loading import load
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.errors import ModelUnsupported
 from provider.generation import Sampling
-
-FAMILIES = frozenset({"qwen3_5"})
+from provider.models.architecture import LayerKind
+from provider.models.checkpoint import read_checkpoint
 
 
 class MlxBackend:
-    """Implements provider.backends.base.Backend for the families it has a forward for."""
+    """Implements provider.backends.base.Backend for every family of provider.models.families."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises ModelError, with its reason, for a checkpoint that cannot be served here."""
         _set_compile_mode()
-        model, config = load_model(directory)
-        family = config.get("model_type", "")
-        if family not in FAMILIES:
-            raise ModelUnsupported(
-                f"{directory}: model_type {family!r} is not served; served: {', '.join(sorted(FAMILIES))}."
-            )
-        self._trunk = Trunk(model)
-        self._slots = Slots(self._trunk.recurrent_layers)
-        self._cells: dict[str, Cells] = {}
+        checkpoint = read_checkpoint(directory)
+        model = load(checkpoint)
+        hybrid = LayerKind.LINEAR in checkpoint.architecture.layer_kinds
+        self._forward: Forward = Hybrid(model) if hybrid else Generic(model)
         self._samplers: dict[str, Sampler] = {}
-        text = model.language_model.args
+        _try_one_position(self._forward, directory)
+        mx.eval(model.parameters())
         self.facts = BackendFacts(
             device=str(mx.default_device()),
-            vocab_size=text.vocab_size,
-            context_length=text.max_position_embeddings,
+            vocab_size=checkpoint.vocab_size,
+            context_length=checkpoint.context_length,
             weight_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
-            kv_bytes_per_token=self._trunk.kv_bytes_per_token,
-            state_bytes=self._trunk.state_bytes,
+            kv_bytes_per_token=self._forward.kv_bytes_per_token,
+            state_bytes=self._forward.state_bytes,
             block_tokens=KV_BLOCK_TOKENS,
         )
 
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
-        self._cells[id] = self._trunk.fresh()
+        self._forward.open(id)
         self._samplers[id] = Sampler.of(sampling, prompt, emitted)
 
     def prefill(self, id: str, tokens: Sequence[int], position: int | None) -> int | None:
-        cells = self._cells[id]
-        hidden = self._trunk.prefill(cells, tokens)
         if position is None:
-            mx.eval(*cells.arrays())
+            self._forward.append(id, tokens)
+            mx.eval(*self._forward.arrays([id]))
             return None
-        token = sample(self._trunk.logits(hidden), [(self._samplers[id], position)])
-        mx.eval(token, *cells.arrays())
+        token = sample(self._forward.logits_after(id, tokens), [(self._samplers[id], position)])
+        mx.eval(token, *self._forward.arrays([id]))
         return self._drawn(id, _integers(token)[0])
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
-        by_id = {row.id: row for row in rows}
-        self._seat(by_id)
-        ordered = [by_id[id] for id in self._slots.ids]
-        cells = [self._cells[row.id] for row in ordered]
-        hidden = self._trunk.decode(cells, self._slots, [row.token for row in ordered])
-        draws = [(self._samplers[row.id], row.position) for row in ordered]
-        drawn = sample(self._trunk.logits(hidden), draws)
-        mx.eval(drawn, *self._slots.arrays())
-        tokens = dict(zip(self._slots.ids, _integers(drawn), strict=True))
+        ordered, logits = self._forward.decode(rows)
+        drawn = sample(logits, [(self._samplers[row.id], row.position) for row in ordered])
+        mx.eval(drawn, *self._forward.arrays([row.id for row in ordered]))
+        tokens = dict(zip((row.id for row in ordered), _integers(drawn), strict=True))
         return [self._drawn(row.id, tokens[row.id]) for row in rows]
 
     def release(self, id: str) -> None:
-        self._slots.leave(id)
-        self._cells.pop(id, None)
+        self._forward.release(id)
         self._samplers.pop(id, None)
 
     def memory(self) -> BackendMemory:
         return BackendMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
     def close(self) -> None:
-        for id in list(self._cells):
+        for id in list(self._samplers):
             self.release(id)
         mx.clear_cache()
-
-    def _seat(self, by_id: dict[str, Row]) -> None:
-        """Moves the rows of sequences that decode for the first time into the slots."""
-        for id in by_id:
-            cells = self._cells[id]
-            if cells.recurrent is not None:
-                self._slots.join(id, cells.recurrent)
-                cells.recurrent = None
-        self._slots.compact()
-        resting = set(self._slots.ids) - by_id.keys()
-        if resting:
-            raise ValueError(f"every decoding sequence takes part in a step; missing: {sorted(resting)}")
 
     def _drawn(self, id: str, token: int) -> int:
         self._samplers[id].note(token)
         return token
+
+
+def _try_one_position(forward: Forward, directory: Path) -> None:
+    """What this machine's MLX cannot compute is found here, and not by the first request."""
+    forward.open("")
+    try:
+        mx.eval(forward.logits_after("", [0]))
+    except RuntimeError as error:
+        device = mx.default_device().type.name
+        raise ModelUnsupported(f"{directory}: MLX cannot run it on this machine's {device}: {error}") from error
+    finally:
+        forward.release("")
 
 
 def _integers(tokens: mx.array) -> list[int]:

@@ -1,0 +1,63 @@
+"""Sequences of any served family whose layers are all attention, through mlx-lm's own model class."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from provider.backends.base import Row
+from provider.backends.mlx.block_cache import BlockCache, block_caches
+from provider.backends.mlx.row_attention import Rows, attend_by_row
+
+
+class Generic:
+    """Implements provider.backends.mlx.forward.Forward."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._caches: dict[str, list[BlockCache]] = {}
+        self._by_row = attend_by_row(model)
+        self.state_bytes = 0
+        self.kv_bytes_per_token = self._measured_kv_bytes()
+
+    def open(self, id: str) -> None:
+        self._caches[id] = block_caches(self._model)
+
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        self._run(tokens, self._caches[id])
+
+    def logits_after(self, id: str, tokens: Sequence[int]) -> mx.array:
+        """The last position goes by itself: a model class computes the logits of all it is given."""
+        caches = self._caches[id]
+        if len(tokens) > 1:
+            self._run(tokens[:-1], caches)
+        return self._run(tokens[-1:], caches)[:, -1]
+
+    def decode(self, rows: Sequence[Row]) -> tuple[Sequence[Row], mx.array]:
+        caches = [self._caches[row.id] for row in rows]
+        if not self._by_row:
+            alone = [self._run([row.token], held) for row, held in zip(rows, caches, strict=True)]
+            return rows, mx.concatenate(alone)[:, -1]
+        layers = [Rows(layer) for layer in zip(*caches, strict=True)]
+        tokens = mx.array([row.token for row in rows])[:, None]
+        return rows, self._model(tokens, cache=layers)[:, -1]
+
+    def arrays(self, ids: Sequence[str]) -> list[mx.array]:
+        return [array for id in ids for cache in self._caches[id] for array in cache.arrays]
+
+    def release(self, id: str) -> None:
+        self._caches.pop(id, None)
+
+    def _run(self, tokens: Sequence[int], caches: list[BlockCache]) -> mx.array:
+        """[1, T, V]"""
+        return self._model(mx.array([list(tokens)]), cache=caches)
+
+    def _measured_kv_bytes(self) -> int:
+        """From the shapes and dtypes that one position leads to; they are known without computing it.
+
+        Layers with a window count like the others: exact up to the window, and above what they hold beyond.
+        """
+        caches = block_caches(self._model)
+        self._run([0], caches)
+        held = [array for cache in caches for array in cache.arrays]
+        return sum(array.nbytes // array.shape[2] for array in held)
