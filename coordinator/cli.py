@@ -48,12 +48,10 @@ def serve(
     # The web server takes a second to import, which no other command needs.
     from coordinator.serve import serve as run
 
-    log.to_stderr()
     with _told():
-        run(
-            settings(os.environ, data_dir=data_dir, database_url=database_url, host=host, port=port),
-            exit_when_closed,
-        )
+        told = settings(os.environ, data_dir=data_dir, database_url=database_url, host=host, port=port)
+        log.to_stderr()
+        run(told, exit_when_closed)
 
 
 @app.command()

@@ -17,8 +17,11 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 from websockets.asyncio.client import ClientConnection, connect
 
+from coordinator.cli import app
 from coordinator.config import Settings, Timings
 from coordinator.keys import hashed, new_secret
 from coordinator.serve import Stop, bind, run
@@ -64,8 +67,16 @@ def postgres() -> Iterator[str]:
         embedded = EmbeddedPostgres(directory)
         url = embedded.acquire()
         migrate(url)
+        hurry(url)
         yield url
         embedded.release()
+
+
+def hurry(url: str) -> None:
+    """This cluster need not survive a power cut."""
+    with psycopg.connect(plain(url), autocommit=True) as connection:
+        connection.execute("alter system set fsync = off")
+        connection.execute("select pg_reload_conf()")
 
 
 @contextmanager
@@ -375,6 +386,11 @@ def told(*arguments: str, environment: dict[str, str] | None = None) -> subproce
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=60, env={**os.environ, **(environment or {})}
     )
+
+
+def typed(*arguments: str) -> Result:
+    """Runs a command to its end in this process."""
+    return CliRunner().invoke(app, arguments)
 
 
 @contextmanager

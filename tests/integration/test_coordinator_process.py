@@ -22,14 +22,19 @@ from coordinator.store import embedded, postmaster
 from coordinator.store.embedded import EmbeddedPostgres
 from coordinator.store.lifetime import open_store
 from coordinator.store.records import TokenKind
-from tests.integration.coordinator_harness import command, plain, process, scratch, told
+from coordinator.store.schema import migrate
+from tests.integration.coordinator_harness import command, hurry, plain, process, scratch, told, typed
 
 
 @pytest.fixture(scope="module")
 def seed() -> Iterator[Path]:
     """A cluster with the schema, made once: initdb takes most of a second."""
     with scratch() as directory:
-        make_token(directory)
+        server = EmbeddedPostgres(directory)
+        url = server.acquire()
+        migrate(url)
+        hurry(url)
+        server.release()
         yield directory / "postgres"
 
 
@@ -86,7 +91,7 @@ def test_tokens_are_made_beside_a_running_serve_and_found_again(empty_dir: Path)
         assert len(secret) >= 36
         assert made.stdout.count(secret) == 1
         assert status(url, secret) == 200
-        listed = told("token", "list", *where).stdout
+        listed = typed("token", "list", *where).stdout
         assert "mine" in listed
         assert secret not in listed
         child.send_signal(signal.SIGTERM)
@@ -95,8 +100,8 @@ def test_tokens_are_made_beside_a_running_serve_and_found_again(empty_dir: Path)
     assert list(embedded.SOCKETS.glob("darkbloom-*")) == sockets_of_others(data_dir)
     with process(*where) as (_, url):
         assert status(url, secret) == 200
-        assert told("token", "revoke", "mine", *where).returncode == 0
-        assert told("token", "revoke", "mine", *where).returncode == 1
+        assert typed("token", "revoke", "mine", *where).exit_code == 0
+        assert typed("token", "revoke", "mine", *where).exit_code == 1
     stored = b"".join(path.read_bytes() for path in (data_dir / "postgres" / "base").rglob("*") if path.is_file())
     assert secret.encode() not in stored
 
@@ -198,12 +203,9 @@ def test_up_secrets_are_stored_and_replace_the_last_ones(data_dir: Path) -> None
         with process(*where, environment=environment) as (_, url):
             assert status(url, key) == 200
             assert former is None or status(url, former) == 401
-    listed = told("token", "list", *where).stdout.splitlines()
+    listed = typed("token", "list", *where).stdout.splitlines()
     live = [line.split()[1:3] for line in listed[1:] if line.endswith("live")]
-    assert live == [["api", "test"], ["api", "up"], ["provider", "up"]]
-    bad = told("serve", "--port", "0", *where, environment={"DARKBLOOM_UP_API_KEY": "short"})
-    assert bad.returncode == 1
-    assert "DARKBLOOM_UP_API_KEY" in bad.stderr
+    assert live == [["api", "up"], ["provider", "up"]]
 
 
 def test_it_ends_with_whoever_holds_the_other_end_of_the_pipe(data_dir: Path) -> None:
@@ -245,6 +247,10 @@ def test_a_database_that_does_not_answer_is_told() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_usage_errors_exit_with_2() -> None:
-    assert told("token", "create", "--kind", "emperor").returncode == 2
-    assert told("serve", "--port", "x").returncode == 2
+def test_usage_errors_exit_with_2_and_bad_configuration_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert typed("token", "create", "--kind", "emperor").exit_code == 2
+    assert typed("serve", "--port", "x").exit_code == 2
+    monkeypatch.setenv("DARKBLOOM_UP_API_KEY", "short")
+    bad = typed("serve", "--port", "0")
+    assert bad.exit_code == 1
+    assert "DARKBLOOM_UP_API_KEY" in bad.stderr
