@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from provider.backends.sim_timing import LeadingClock
 from provider.errors import ModelError, ModelUnsupported, WorkerError
 from provider.pipe import Command, FrameReader, FromWorker, Loaded, LoadFailed, LoadSpec, Report, Stop, pack
 
@@ -131,7 +132,10 @@ class ProcessRunner:
 
 
 class InlineRunner:
-    """The same engine in this process: a task runs a step, then lets everyone else run."""
+    """The same engine in this process: a task runs a step, then lets everyone else run.
+
+    A simulated device's time is waited here, where it delays nobody else.
+    """
 
     def __init__(self) -> None:
         self._inbox: deque[Command] = deque()
@@ -145,7 +149,8 @@ class InlineRunner:
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
         from provider.worker import build
 
-        engine, loaded = build(spec)
+        clock = LeadingClock()
+        engine, loaded = build(spec, clock)
 
         async def loop() -> None:
             from provider.worker import apply, run_step
@@ -162,10 +167,10 @@ class InlineRunner:
                         return
                     reports.extend(apply(engine, command))
                 if engine.busy:
-                    run_step(engine, reports.append)
+                    run_step(engine, reports.append, clock.now)
+                await asyncio.sleep(clock.settle())
                 while reports:
                     _deliver(reports.popleft(), None, on_report)
-                await asyncio.sleep(0)
 
         self._task = asyncio.create_task(loop())
         return loaded

@@ -18,6 +18,7 @@ import msgspec
 
 from provider.backends.base import Backend, BackendFacts
 from provider.backends.sim import BLOCK_TOKENS, SimBackend
+from provider.backends.sim_timing import Clock, Device, WallClock, device_named_in
 from provider.engine import Engine
 from provider.errors import ConfigError, ModelError, ModelUnsupported
 from provider.models.checkpoint import Checkpoint, read_checkpoint
@@ -46,12 +47,15 @@ READ_BYTES = 2**16
 _commands = msgspec.msgpack.Decoder(ToWorker)
 
 
-def build(spec: LoadSpec) -> tuple[Engine, Loaded]:
-    """Loads the model and puts an engine around it. Raises ModelError for what cannot be served."""
+def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
+    """Loads the model and puts an engine around it. Raises ModelError for what cannot be served.
+
+    `clock`: what a simulated device spends its time on; the wall's by default.
+    """
     started = time.monotonic()
     directory = Path(spec.directory)
     decode = ModelTokenizer(directory).decode
-    backend = _create_backend(spec.backend, directory)
+    backend = _create_backend(spec.backend, directory, clock or WallClock())
     facts = backend.facts
     pool = Pool(
         tokens=_pool_tokens(spec, facts.kv_bytes_per_token),
@@ -121,15 +125,15 @@ def apply(engine: Engine, command: Command) -> list[FromWorker]:
             return []
 
 
-def run_step(engine: Engine, send: Callable[[FromWorker], None]) -> None:
+def run_step(engine: Engine, send: Callable[[FromWorker], None], now: Callable[[], float] = time.monotonic) -> None:
     """One engine step; its reports go to `send` as they come about."""
-    started = time.monotonic()
+    started = now()
     step = engine.step(lambda events: send(Report(list(events))))
     send(
         Report(
             step.events,
             state=engine_state(engine),
-            step_s=time.monotonic() - started,
+            step_s=now() - started,
             decoded=len(step.plan.decode),
             prefilled=sum(chunk.count for chunk in step.plan.prefill),
         )
@@ -209,21 +213,22 @@ def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:
     return spec.kv_pool_bytes // kv_bytes_per_token
 
 
-def _create_backend(name: str, directory: Path) -> Backend:
+def _create_backend(name: str, directory: Path, clock: Clock) -> Backend:
     match name:
         case "mlx":
             from provider.backends.mlx.backend import MlxBackend
 
             return MlxBackend(directory)
         case "sim":
-            return SimBackend(_sim_facts(read_checkpoint(directory)))
+            device = device_named_in(os.environ)
+            return SimBackend(_sim_facts(read_checkpoint(directory), device), device, clock)
         case _:
             raise ConfigError(f"backend {name!r} is not known; known: mlx, sim")
 
 
-def _sim_facts(checkpoint: Checkpoint) -> BackendFacts:
+def _sim_facts(checkpoint: Checkpoint, device: Device | None) -> BackendFacts:
     return BackendFacts(
-        device="sim",
+        device="sim" if device is None else f"sim:{device.name}",
         vocab_size=checkpoint.vocab_size,
         context_length=checkpoint.context_length,
         weight_bytes=checkpoint.size_bytes,

@@ -2,6 +2,7 @@
 
 Deterministic, as fast as Python, and strict about its callers: it refuses what would corrupt a real backend's
 sequences. It serves any checkpoint whose facts can be read, so engines, fleets and their tests run on real geometry.
+Given a device, it also takes the time that device would (sim_timing.py); without one, no longer than Python does.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from provider.backends.base import BackendFacts, BackendMemory, Row
+from provider.backends.sim_timing import Clock, Device, WallClock, decode_s, prefill_s
 from provider.generation import Sampling
 from provider.randomness import uniform
 
@@ -38,8 +40,10 @@ class Held:
 class SimBackend:
     """Implements provider.backends.base.Backend."""
 
-    def __init__(self, facts: BackendFacts) -> None:
+    def __init__(self, facts: BackendFacts, device: Device | None = None, clock: Clock | None = None) -> None:
         self.facts = facts
+        self._device = device
+        self._clock = clock or WallClock()
         self._held: dict[str, Held] = {}
         self._peak_bytes = facts.weight_bytes
 
@@ -51,28 +55,45 @@ class SimBackend:
     def prefill(self, id: str, tokens: Sequence[int], position: int | None) -> int | None:
         if not tokens:
             raise ValueError("an empty chunk")
-        held = self._held[id]
+        started, held = self._clock.now(), self._held[id]
+        before = held.length
         held.append(tokens)
+        if self._device is not None:
+            self._pass(started, prefill_s(self._device, self.facts, before, len(tokens)))
         return None if position is None else held.draw(position, self.facts.vocab_size)
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if len({row.id for row in rows}) < len(rows):
             raise ValueError("a sequence has one row in a step")
-        return [self._decode_row(row) for row in rows]
+        started = self._clock.now()
+        tokens = [self._decode_row(row) for row in rows]
+        if self._device is not None:
+            self._pass(started, decode_s(self._device, self.facts, [self._held[row.id].length for row in rows]))
+        return tokens
 
     def release(self, id: str) -> None:
+        self._note_peak()  # memory only grows from one release to the next
         self._held.pop(id, None)
 
     def memory(self) -> BackendMemory:
-        facts = self.facts
-        blocks = sum(-(-held.length // facts.block_tokens) for held in self._held.values())
-        sequences = blocks * facts.block_tokens * facts.kv_bytes_per_token + len(self._held) * facts.state_bytes
-        active = facts.weight_bytes + sequences
-        self._peak_bytes = max(self._peak_bytes, active)
-        return BackendMemory(active, 0, self._peak_bytes)
+        self._note_peak()
+        return BackendMemory(self._active_bytes(), 0, self._peak_bytes)
 
     def close(self) -> None:
         self._held.clear()
+
+    def _active_bytes(self) -> int:
+        facts = self.facts
+        blocks = sum(-(-held.length // facts.block_tokens) for held in self._held.values())
+        sequences = blocks * facts.block_tokens * facts.kv_bytes_per_token + len(self._held) * facts.state_bytes
+        return facts.weight_bytes + sequences
+
+    def _note_peak(self) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._active_bytes())
+
+    def _pass(self, started: float, seconds: float) -> None:
+        """Waits until `seconds` after `started`: what Python took is part of it."""
+        self._clock.sleep(max(0.0, started + seconds - self._clock.now()))
 
     def _decode_row(self, row: Row) -> int:
         held = self._held[row.id]
