@@ -1,5 +1,6 @@
 """Every served family on a tiny random model: against mlx-lm's generator, in batches, in splits, and its facts."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from provider.models.checkpoint import read_checkpoint
 from provider.models.families import FAMILIES
 from tests.fixtures.backend_play import prompt_of, solo, staggered
 from tests.fixtures.family_models import OWN, WINDOW, write_family
+from tests.integration.slots import ask, collect, demo_slot
 
 PROMPTS = {str(seed): prompt_of(length, seed) for seed, length in enumerate([3, WINDOW - 2, 70, 41])}
 COUNTS = {id: 10 + 4 * n for n, id in enumerate(PROMPTS)}
@@ -66,3 +68,20 @@ def test_the_files_tell_what_the_loaded_model_costs(served: Served) -> None:
     assert (told.kv_bytes_per_token, told.state_bytes) == (facts.kv_bytes_per_token, facts.state_bytes)
     assert (told.vocab_size, told.context_length) == (facts.vocab_size, facts.context_length)
     assert told.size_bytes == facts.weight_bytes
+
+
+def test_a_worker_answers_with_the_tokens_the_backend_draws(tmp_path: Path) -> None:
+    directory = write_family(tmp_path, "llama")
+    request = ask("Count to three.", "one", max_tokens=12)
+
+    async def play() -> tuple[str, list[int], int]:
+        async with demo_slot(directory=directory) as slot:
+            text, tokens, end = await collect(slot, request)
+            return text, tokens, end.completion_tokens
+
+    text, tokens, counted = asyncio.run(play())
+    backend = MlxBackend(directory)
+    assert tokens == solo(backend, request.prompt, 12)
+    backend.close()
+    assert text
+    assert counted == 12
