@@ -82,7 +82,8 @@ class Fleet:
 
         def idle() -> bool:
             alive = [one for one in self.shown().values() if one["state"] == "alive"]
-            return not any(one["requests_held"] or slot["running"] for one in alive for slot in one["slots"])
+            busy = (one["requests_held"] or slot["running"] for one in alive for slot in one["slots"])
+            return all(one["slots"] for one in alive) and not any(busy)
 
         until(idle, what="an idle fleet")
 
@@ -166,7 +167,7 @@ def test_a_client_that_vanishes_cancels_at_the_provider(fleet: Fleet, stream: bo
     until(lambda: fleet.at_work("one", "two") == 0, what="idle providers")
     with fleet.api.vanishing(counting(1, ENDLESS, stream=stream)):
         until(lambda: fleet.at_work("one", "two") == 1, what="a running sequence")
-    until(lambda: fleet.at_work("one", "two") == 0, 6, "its end")
+    until(lambda: fleet.at_work("one", "two") == 0, 10, "its end")
 
 
 def test_errors_come_through_as_the_provider_words_them(fleet: Fleet) -> None:
@@ -261,7 +262,7 @@ def test_after_a_coordinator_is_killed_its_successor_finds_keys_and_providers(fl
     os.kill(fleet.coordinator.process.pid, signal.SIGKILL)
     fleet.coordinator.process.wait()
     assert not stream.ended(10).done
-    until(lambda: fleet.at_work("one", "two") == 0, 6, "the end of what nobody reads")
+    until(lambda: fleet.at_work("one", "two") == 0, 10, "the end of what nobody reads")
     fleet.start_coordinator()
     fleet.until_alive("one", "two")
     assert fleet.api.text(counting(3, 8)).startswith("3, 4")

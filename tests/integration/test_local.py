@@ -241,7 +241,7 @@ def test_two_chats_in_a_pool_for_one_both_finish_with_the_text_they_get_alone(sm
 def test_a_client_that_vanishes_frees_its_row(narrow: Api, stream: bool) -> None:
     with narrow.vanishing(counting(1, ENDLESS, stream=stream)):
         until(lambda: narrow.states() == ["running"], what="a running sequence")
-    until(lambda: narrow.states() == [], 5, "its end")
+    until(lambda: narrow.states() == [], 10, "its end")
 
 
 def test_a_client_that_vanishes_in_prefill_frees_its_row(narrow: Api) -> None:
@@ -249,7 +249,7 @@ def test_a_client_that_vanishes_in_prefill_frees_its_row(narrow: Api) -> None:
     body = {"model": MODEL, "prompt": LONG_PROMPT, "n": 8, "max_tokens": 64, "ignore_eos": True}
     with narrow.vanishing(body, COMPLETION):
         until(lambda: "prefill" in narrow.states(), what="a prefill")
-    until(lambda: narrow.states() == [], 5, "its end")
+    until(lambda: narrow.states() == [], 10, "its end")
 
 
 def test_a_client_that_vanishes_while_it_waits_loses_its_place_in_line(narrow: Api) -> None:
@@ -257,8 +257,8 @@ def test_a_client_that_vanishes_while_it_waits_loses_its_place_in_line(narrow: A
         until(lambda: narrow.states().count("running") == 2, what="two running sequences")
         with narrow.vanishing(counting(3, ENDLESS, stream=True)):
             until(lambda: "waiting" in narrow.states(), what="a waiting sequence")
-        until(lambda: sorted(narrow.states()) == ["running", "running"], 5, "its end")
-    until(lambda: narrow.states() == [], 5, "the end of all")
+        until(lambda: sorted(narrow.states()) == ["running", "running"], 10, "its end")
+    until(lambda: narrow.states() == [], 10, "the end of all")
 
 
 # Kills
