@@ -12,7 +12,7 @@ def provider_id(data_dir: Path) -> str:
     """Reads `identity.json`, or makes it."""
     path = data_dir / "identity.json"
     try:
-        return str(uuid.UUID(json.loads(path.read_text())["provider_id"]))
+        return str(uuid.UUID(str(json.loads(path.read_text())["provider_id"])))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -47,10 +47,16 @@ def read_state(data_dir: Path) -> DaemonState | None:
     try:
         told = json.loads(path_in(data_dir).read_text())
         state = DaemonState(told["pid"], told["started_at"], told["advertised_models"], told["details"])
-        alive = abs(psutil.Process(state.pid).create_time() - state.started_at) < 1.0
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return state if _runs(state) else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.Error):
         return None
-    return state if alive else None
+
+
+def _runs(state: DaemonState) -> bool:
+    """Not so for a process that has ended and that nobody has reaped (process 1 of a container may reap nobody)."""
+    process = psutil.Process(int(state.pid))
+    same = abs(process.create_time() - state.started_at) < 1.0
+    return same and process.status() != psutil.STATUS_ZOMBIE
 
 
 def remove_state(data_dir: Path) -> None:

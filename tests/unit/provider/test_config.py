@@ -1,0 +1,146 @@
+"""What a provider is told, from flags, environment and provider.toml."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provider.config import ProviderConfig, data_directory, make_data_directory, read_config
+from provider.errors import ConfigError
+from provider.memory.caps import GIB
+
+
+def told(tmp_path: Path, toml: str | None = None, flags: dict[str, Any] | None = None, **more: Any) -> ProviderConfig:
+    file = tmp_path / "provider.toml"
+    if toml is not None:
+        file.write_text(toml)
+    return read_config(flags or {}, file=file, **{"env": {}, **more})
+
+
+def test_a_missing_file_means_defaults(tmp_path: Path) -> None:
+    config = told(tmp_path)
+    assert (config.engine.max_concurrent, config.engine.exact, config.engine.notices) == (8, "off", "comment")
+    assert (config.memory_reserve_bytes, config.memory_limit_bytes) == (4 * GIB, None)
+    assert (config.models, config.coordinators, config.without_effect()) == ((), (), [])
+    assert config == told(tmp_path, "")
+
+
+def test_a_file_sets_every_key(tmp_path: Path) -> None:
+    config = told(
+        tmp_path,
+        """
+        [provider]
+        memory_reserve_gb = 2
+        memory_limit_gb = 20.5
+        name = "studio"
+        [engine]
+        mtp_mode = "off"
+        exact = "auto"
+        preempt_ram_gb = 1
+        preempt_disk_gb = 0
+        max_concurrent = 3
+        context_length = 2048
+        kv_pool_tokens = 9000
+        mtp_drafter_path = "/drafter"
+        notices = "chunk"
+        [coordinator]
+        url = ["ws://a/ws/provider", "ws://b/ws/provider"]
+        [models]
+        enabled = ["darkbloom-demo"]
+        preload = ["darkbloom-demo"]
+        idle_timeout_mins = 10
+        """,
+    )
+    assert (config.memory_reserve_bytes, config.memory_limit_bytes) == (2 * GIB, 41 * GIB // 2)
+    assert config.provider.name == "studio"
+    assert config.engine.model_dump() == {
+        "mtp_mode": "off",
+        "exact": "auto",
+        "preempt_ram_gb": 1.0,
+        "preempt_disk_gb": 0.0,
+        "max_concurrent": 3,
+        "context_length": 2048,
+        "kv_pool_tokens": 9000,
+        "mtp_drafter_path": "/drafter",
+        "notices": "chunk",
+    }
+    assert config.coordinators == ("ws://a/ws/provider", "ws://b/ws/provider")
+    assert config.models == ("darkbloom-demo",)
+
+
+def test_flags_beat_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> None:
+    file = "[engine]\nmax_concurrent = 3\nexact = 'auto'\n[coordinator]\nurl = 'ws://file'\n[models]\nenabled = ['one']"
+    config = told(
+        tmp_path,
+        file,
+        {"max_concurrent": 5, "exact": None},
+        models=("two",),
+        coordinators=("ws://flag",),
+        name="flagged",
+    )
+    assert (config.engine.max_concurrent, config.engine.exact) == (5, "auto")
+    assert (config.models, config.coordinators, config.provider.name) == (("two",), ("ws://flag",), "flagged")
+    assert told(tmp_path).coordinators == ("ws://file",)
+
+
+@pytest.mark.parametrize(
+    ("toml", "key"),
+    [
+        ("[engine]\nmax_concurrnt = 3", "engine.max_concurrnt is not a known key"),
+        ("[enginee]\nx = 1", "enginee is not a known key"),
+        ("[engine]\nmax_concurrent = 0", "engine.max_concurrent"),
+        ("[engine]\nmax_concurrent = '8'", "engine.max_concurrent"),
+        ("[engine]\nmax_concurrent = true", "engine.max_concurrent"),
+        ("[engine]\nexact = 'yes'", "'off', 'auto' or 'on'"),
+        ("[engine]\nkv_pool_tokens = 1", "engine.kv_pool_tokens"),
+        ("[provider]\nmemory_reserve_gb = -1", "provider.memory_reserve_gb"),
+        ("[provider]\nmemory_reserve_gb = inf", "provider.memory_reserve_gb"),
+        ("[coordinator]\nurl = 3", "coordinator.url = 3"),
+        ("[models]\nenabled = 'one'", "models.enabled"),
+        ("engine = 3", "engine = 3"),
+        ("[engine", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        told(tmp_path, toml)
+    assert key in str(refused.value)
+    assert "provider.toml" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_wrong_flag_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-concurrent 0: "):
+        told(tmp_path, flags={"max_concurrent": 0})
+
+
+@pytest.mark.parametrize(
+    ("value", "killed"), [(None, False), ("1", False), ("on", False), ("0", True), ("OFF", True), ("false", True)]
+)
+def test_the_kill_switch_of_drafting_is_read(tmp_path: Path, value: str | None, killed: bool) -> None:
+    env = {} if value is None else {"DARKBLOOM_MTP": value}
+    assert told(tmp_path, env=env).mtp_killed is killed
+
+
+def test_what_is_set_without_effect_is_named(tmp_path: Path) -> None:
+    config = told(tmp_path, "[models]\nidle_timeout_mins = 5", {"preempt_ram_gb": 1.0})
+    assert config.without_effect() == ["engine.preempt_ram_gb", "models.idle_timeout_mins"]
+
+
+def test_the_data_directory_is_the_flags_then_the_environments_then_the_users(tmp_path: Path) -> None:
+    env = {"DARKBLOOM_DATA_DIR": str(tmp_path / "env")}
+    assert data_directory(tmp_path / "flag", env) == tmp_path / "flag"
+    assert data_directory(None, env) == tmp_path / "env"
+    assert data_directory(None, {}) == Path.home() / ".local" / "share" / "darkbloom"
+    assert data_directory(Path("here"), {}) == Path.cwd() / "here"
+    assert data_directory(Path("~/there"), {}) == Path.home() / "there"
+
+
+def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    make_data_directory(tmp_path / "a" / "b")
+    make_data_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=f"--data-dir {wrong}"):
+            make_data_directory(wrong)

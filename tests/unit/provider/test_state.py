@@ -1,0 +1,84 @@
+"""The state file of a running provider, and who a provider is."""
+
+import json
+import os
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from provider.errors import ConfigError
+from provider.identity import provider_id, write_atomically
+from provider.state import DaemonState, path_in, read_state, remove_state, write_state
+
+
+@pytest.mark.parametrize("advertised", [None, [], ["one", "two"]])
+def test_what_a_running_provider_writes_is_read(tmp_path: Path, advertised: list[str] | None) -> None:
+    write_state(tmp_path / "new", advertised, {"name": "me"})
+    me = psutil.Process()
+    assert read_state(tmp_path / "new") == DaemonState(me.pid, me.create_time(), advertised, {"name": "me"})
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["daemon-state.json"]
+
+
+def test_a_removed_state_is_none_and_may_be_removed_again(tmp_path: Path) -> None:
+    assert read_state(tmp_path) is None
+    write_state(tmp_path, [], {})
+    remove_state(tmp_path)
+    remove_state(tmp_path)
+    assert read_state(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "null"])
+def test_a_broken_file_is_no_provider(tmp_path: Path, text: str) -> None:
+    path_in(tmp_path).write_text(text)
+    assert read_state(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"started_at": 1.0}, {"pid": "one"}, {"pid": -1}, {"pid": 2**40}, {"pid": None}, {"started_at": None}]
+)
+def test_a_state_that_does_not_fit_a_running_process_is_no_provider(tmp_path: Path, change: dict[str, Any]) -> None:
+    write_state(tmp_path, [], {})
+    path = path_in(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert read_state(tmp_path) is None
+
+
+def test_the_state_of_a_dead_process_is_no_provider(tmp_path: Path) -> None:
+    write_state(tmp_path, [], {})
+    path = path_in(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started_at = psutil.Process(process.pid).create_time()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": process.pid, "started_at": started_at}))
+        assert read_state(tmp_path) is not None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        # A process that has ended is none, also while its parent has not asked how.
+        assert read_state(tmp_path) is None
+    assert read_state(tmp_path) is None
+
+
+def test_an_identity_is_made_once(tmp_path: Path) -> None:
+    made = provider_id(tmp_path / "data")
+    assert str(uuid.UUID(made)) == made
+    assert provider_id(tmp_path / "data") == made
+    assert provider_id(tmp_path / "other") != made
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"provider_id": "x"}', '{"provider_id": 3}'])
+def test_a_broken_identity_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "identity.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="delete it"):
+        provider_id(tmp_path)
+    assert path.read_text() == text
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        write_atomically(tmp_path / "file", text)
+        assert (tmp_path / "file").read_text() == text
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
