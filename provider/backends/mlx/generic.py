@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from provider.backends.base import Row
 from provider.backends.mlx.block_cache import BlockCache, block_caches
+from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.row_attention import Rows, attend_by_row
 
 
@@ -17,6 +18,8 @@ class Generic:
         self._model = model
         self._caches: dict[str, list[BlockCache]] = {}
         self._by_row = attend_by_row(model)
+        if mx.default_device() == mx.Device(mx.cpu):
+            lay_out_for_cpu(model, tied_embedding="lm_head" not in model)
         self.state_bytes = 0
         self.kv_bytes_per_token = self._measured_kv_bytes()
 
