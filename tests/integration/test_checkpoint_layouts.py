@@ -80,6 +80,39 @@ def test_an_hf_layout_and_its_mlx_conversion_give_the_same_tokens(tmp_path: Path
     assert tokens_of(hf) == tokens_of(converted) == mlx_lm_tokens(converted)
 
 
+def write_published_gpt_oss(directory: Path, converted: Path) -> Path:
+    """As gpt-oss is published: experts in mxfp4 blocks of bytes, gate and up interleaved."""
+    directory.mkdir()
+    tensors: dict[str, Any] = mx.load(str(converted / "model.safetensors"))
+    published = {name: array for name, array in tensors.items() if ".experts." not in name}
+    for layer in {name.split(".experts.")[0] for name in tensors if ".experts." in name}:
+        experts = f"{layer}.experts"
+        for target, parts in {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.items():
+            for kind, suffix in {"weight": "_blocks", "scales": "_scales", "bias": "_bias"}.items():
+                stacked = mx.stack([tensors[f"{experts}.{part}.{kind}"] for part in parts], axis=2)
+                joined = stacked.reshape(stacked.shape[0], -1, *stacked.shape[3:])
+                if kind == "weight":
+                    joined = joined.view(mx.uint8).reshape(*joined.shape[:2], -1, 16)
+                published[f"{experts}.{target}{suffix}"] = mx.contiguous(joined)
+    mx.save_safetensors(str(directory / "model.safetensors"), published, {"format": "pt"})
+    write_config(directory, {**family_config("gpt_oss"), "quantization_config": {"quant_method": "mxfp4"}})
+    return directory
+
+
+def test_gpt_oss_is_served_as_it_is_published(tmp_path: Path) -> None:
+    converted = write_family(
+        tmp_path / "mlx",
+        "gpt_oss",
+        dtype=mx.bfloat16,
+        quantize={"bits": 4, "group_size": 32, "mode": "mxfp4"},
+        quant_predicate=lambda path, _: ".experts." in path,
+    )
+    published = write_published_gpt_oss(tmp_path / "published", converted)
+
+    assert read_checkpoint(published).quantization == "mxfp4"
+    assert tokens_of(published) == tokens_of(converted) == mlx_lm_tokens(published)
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", MOE])
 def test_a_head_that_only_the_root_ties_is_tied(tmp_path: Path, family: str) -> None:
     expected = tokens_of(write_family(tmp_path, family, tie_word_embeddings=True))

@@ -102,6 +102,7 @@ def test_a_foreign_quantisation_is_refused_with_the_way_out(tmp_path: Path) -> N
         ({"quantization": {"bits": 4, "group_size": 64, "a.gate": {"bits": 8, "group_size": 64}}}, "4bit-g64-mixed"),
         ({"quantization": {"bits": 4, "group_size": 64, "a.gate": False}}, "4bit-g64"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     ],
 )  # fmt: skip
 def test_quantisation_is_summed_up_in_a_word(config: dict[str, object], summary: str | None) -> None:
