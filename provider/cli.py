@@ -31,6 +31,7 @@ COMMANDS = {
     "coordinator": Entry("coordinator.cli", "app", "Run a fleet's endpoint, and manage its tokens."),
     "models": Entry("provider.models.commands", "app", "What is on disk, and what a checkpoint is."),
     "doctor": Entry("provider.doctor", "doctor", "Diagnose this machine."),
+    "bench": Entry("provider.bench.cli", "app", "Measure a server."),
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provider.backends.base import BackendFacts, Row
@@ -78,11 +78,13 @@ def test_a_prefill_attends_to_all_before_it(device: Device, held: int, count: in
     assert prefill_s(device, FACTS, held, count) == pytest.approx(expected_s)
 
 
+@settings(deadline=None)
 @given(device=devices, rows=lengths)
 def test_a_batch_is_never_slower_than_its_rows_in_turn(device: Device, rows: list[int]) -> None:
     assert decode_s(device, REAL, rows) <= sum(decode_s(device, REAL, [row]) for row in rows) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(device=devices, rows=lengths)
 def test_more_rows_and_longer_rows_never_take_less(device: Device, rows: list[int]) -> None:
     alone = decode_s(device, REAL, rows)
@@ -90,6 +92,7 @@ def test_more_rows_and_longer_rows_never_take_less(device: Device, rows: list[in
     assert alone <= decode_s(device, REAL, [row + 1 for row in rows])
 
 
+@settings(deadline=None)
 @given(device=devices, held=st.integers(0, 100_000), one=st.integers(1, 4096), other=st.integers(1, 4096))
 def test_cutting_a_prefill_never_makes_it_faster(device: Device, held: int, one: int, other: int) -> None:
     whole = prefill_s(device, REAL, held, one + other)
