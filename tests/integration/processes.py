@@ -34,10 +34,14 @@ class Command:
         except psutil.NoSuchProcess:
             return []
 
+    def lines(self) -> list[str]:
+        """The command lines of the descendants."""
+        return [_command_line(one) for one in self.descendants()]
+
     def find(self, *words: str) -> psutil.Process:
         """The descendant whose command line has all these words."""
         found = [one for one in self.descendants() if all(word in _command_line(one) for word in words)]
-        assert found, f"no process with {words}: {[_command_line(one) for one in self.descendants()]}"
+        assert found, f"no process with {words}: {self.lines()}"
         return found[0]
 
     def interrupt(self, within_s: float = 30.0) -> int:

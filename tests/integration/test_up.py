@@ -79,6 +79,7 @@ def test_from_nothing_to_a_streamed_answer_and_back_to_nothing(home: Path) -> No
         processes, database = everything(system.command), database_of(home)
         assert database is not None
         worker = system.command.find("provider.worker")
+        assert not any(SECRET.search(" ".join(one.cmdline())) for one in processes)
         assert worker.ppid() == system.command.find("provider", "start").pid
         events = answer_of(system.curl)
         text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
@@ -157,6 +158,17 @@ def test_kill_9_takes_everything_but_postgres_with_it_and_a_second_ctrl_c_hurrie
         assert not stream.ended(5).finish_reason
         assert gone(processes)
         assert database_of(home) is None
+
+
+@pytest.mark.parametrize("moment", ["provider.cli coordinator", "postgres", "provider.worker"])
+def test_ctrl_c_in_the_middle_of_a_start_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    with running(tmp_path / "log", "up", "--port", str(free_port()), "--data-dir", str(tmp_path / "data")) as command:
+        until(lambda: any(moment in line for line in command.lines()), what=moment)
+        processes = command.descendants()
+        assert command.interrupt(40) == 0
+        assert gone(processes)
+        assert database_of(tmp_path) is None
+        assert "Traceback" not in command.output
 
 
 def name_of(process: psutil.Process) -> str:
