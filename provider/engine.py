@@ -6,7 +6,7 @@ that a token leaves as soon as it is sampled and a failing part ends only the re
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +20,7 @@ from provider.text import Decode, TextStream
 log = logging.getLogger(__name__)
 
 Emit = Callable[[Sequence[Event]], None]
+Part = Callable[[], list[Event]]
 
 
 @dataclass(slots=True)
@@ -75,19 +76,25 @@ class Engine:
             self.backend.release(id)
 
     def step(self, emit: Emit) -> Step:
-        """One step. Moves and prefill chunks emit what they produce at once; the decode rows' events, which are
-        the step's last, are returned, so that they leave in one message with its figures."""
+        """One step in parts: moves, decode rows, prefill chunks. Each part's events are emitted at once, so that no
+        token waits for a neighbour's prefill; the last part's are returned, to leave with the step's figures."""
         plan = self.scheduler.plan()
-        moved = self._guard(plan.park + plan.resume + plan.enter, partial(self._move, plan))
-        if moved:
-            emit(moved)
-        for chunk in plan.prefill:
-            drawn = self._guard((chunk.id,), partial(self._prefill, chunk))
-            if drawn:
-                emit(drawn)
-        return Step(plan, self._guard(plan.decode, partial(self._decode_rows, plan.decode)) if plan.decode else [])
+        events: list[Event] = []
+        for ids, part in self._parts(plan):
+            if events:
+                emit(events)
+            events = self._guard(ids, part)
+        return Step(plan, events)
 
-    def _guard(self, ids: Sequence[str], part: Callable[[], list[Event]]) -> list[Event]:
+    def _parts(self, plan: Plan) -> Iterator[tuple[Sequence[str], Part]]:
+        yield plan.park + plan.resume + plan.enter, partial(self._move, plan)
+        if plan.decode:
+            # With a chunk to come, the next decode step would be computed and then wait behind it, unsent.
+            yield plan.decode, partial(self._decode_rows, plan.decode, ahead=not plan.prefill)
+        for chunk in plan.prefill:
+            yield (chunk.id,), partial(self._prefill, chunk)
+
+    def _guard(self, ids: Sequence[str], part: Part) -> list[Event]:
         """Runs one part of a step; an exception in it ends its requests with a typed error, and nothing else."""
         try:
             return part()
@@ -120,9 +127,9 @@ class Engine:
             return [Notice(chunk.id, "resumed"), Notice(chunk.id, "recomputed")]
         return []
 
-    def _decode_rows(self, ids: Sequence[str]) -> list[Event]:
+    def _decode_rows(self, ids: Sequence[str], ahead: bool) -> list[Event]:
         rows = [Row(id, self._generations[id].tokens[-1], len(self._generations[id].tokens)) for id in ids]
-        tokens = self.backend.decode(rows)
+        tokens = self.backend.decode(rows, ahead)
         self.scheduler.commit_decode(ids)
         return [event for id, token in zip(ids, tokens, strict=True) for event in self._take(id, token)]
 

@@ -55,8 +55,8 @@ def read_state(data_dir: Path) -> DaemonState | None:
 def _runs(state: DaemonState) -> bool:
     """Not so for a process that has ended and that nobody has reaped (process 1 of a container may reap nobody)."""
     process = psutil.Process(int(state.pid))
-    same = abs(process.create_time() - state.started_at) < 1.0
-    return same and process.status() != psutil.STATUS_ZOMBIE
+    same: bool = abs(process.create_time() - state.started_at) < 1.0
+    return same and str(process.status()) != psutil.STATUS_ZOMBIE
 
 
 def remove_state(data_dir: Path) -> None:

@@ -56,8 +56,12 @@ class Backend(Protocol):
         """
         ...
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
-        """One token for each row, in order. A row's token does not depend on the other rows."""
+    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[int]:
+        """One token for each row, in order. A row's token does not depend on the other rows.
+
+        `ahead` says that the next call will most likely be a decode of the same rows, fed these tokens, so the
+        backend may begin with it; rows may still leave (released) or join before.
+        """
         ...
 
     def release(self, id: str) -> None:

@@ -62,7 +62,7 @@ class SimBackend:
             self._pass(started, prefill_s(self._device, self.facts, before, len(tokens)))
         return None if position is None else held.draw(position, self.facts.vocab_size)
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[int]:
         if len({row.id for row in rows}) < len(rows):
             raise ValueError("a sequence has one row in a step")
         started = self._clock.now()

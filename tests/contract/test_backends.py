@@ -51,22 +51,48 @@ def test_a_sequence_grows_past_its_first_block(backend: Backend) -> None:
     assert solo(backend, prompt, 12, cuts=[128]) == solo(backend, prompt, 12)
 
 
-def test_rows_joining_and_leaving_at_odd_times_get_the_tokens_they_get_alone(backend: Backend) -> None:
-    prompts = {str(n): prompt_of(length, n) for n, length in enumerate([5, 50, 17, 32, 33, 2, 3, 8])}
-    counts = {id: 4 + 2 * n for n, id in enumerate(prompts)}
-    sampling = {id: list(SAMPLINGS.values())[n % 3] for n, id in enumerate(prompts)}
+@pytest.mark.parametrize("company", [["greedy", "sampled"], ["greedy", "penalised", "sampled"]])
+def test_rows_joining_and_leaving_at_odd_times_get_the_tokens_they_get_alone(
+    backend: Backend, company: list[str]
+) -> None:
+    """Two joining at once now and then, some leaving early, the next step begun ahead in two of three."""
+    prompts = {str(n): prompt_of(length, n) for n, length in enumerate([5, 40, 17, 32, 3, 2, 8])}
+    counts = {id: 3 + 2 * n for n, id in enumerate(prompts)}
+    sampling = {id: SAMPLINGS[company[n % len(company)]] for n, id in enumerate(prompts)}
     expected = {id: solo(backend, prompt, counts[id], sampling[id]) for id, prompt in prompts.items()}
-    waiting, got = list(prompts), dict[str, list[int]]()
+    waiting, got, step = list(prompts), dict[str, list[int]](), 0
     while waiting or any(len(got[id]) < counts[id] for id in got):
-        if waiting:
-            id = waiting.pop(0)
+        for id in waiting[: 1 + step % 2]:
+            waiting.remove(id)
             got[id] = [prefill(backend, id, prompts[id], sampling[id], [1])]
         rows = [Row(id, tokens[-1], len(tokens)) for id, tokens in got.items() if len(tokens) < counts[id]]
-        for row, token in zip(rows, backend.decode(rows[::-1])[::-1], strict=True):
+        step += 1
+        for row, token in zip(rows, backend.decode(rows[::-1], ahead=step % 3 > 0)[::-1], strict=True):
             got[row.id].append(token)
             if len(got[row.id]) == counts[row.id]:
                 backend.release(row.id)
     assert got == expected
+
+
+def test_an_id_released_under_way_and_used_again_begins_anew(backend: Backend) -> None:
+    first, other, again = prompt_of(12, 1), prompt_of(9, 2), prompt_of(20, 3)
+    expected = solo(backend, again, 4), solo(backend, other, 6)
+    tokens = [prefill(backend, "a", first)]
+    others = [prefill(backend, "b", other)]
+    for token, drawn in zip(
+        (tokens, others), backend.decode([Row("a", tokens[0], 1), Row("b", others[0], 1)], ahead=True), strict=True
+    ):
+        token.append(drawn)
+    backend.release("a")
+    tokens = [prefill(backend, "a", again)]
+    while len(tokens) < 4:
+        drawn = backend.decode([Row("b", others[-1], len(others)), Row("a", tokens[-1], len(tokens))], ahead=True)
+        others.append(drawn[0])
+        tokens.append(drawn[1])
+    others += backend.decode([Row("b", others[-1], len(others)), Row("a", tokens[-1], len(tokens))])[:1]
+    backend.release("a")
+    backend.release("b")
+    assert (tokens, others) == expected
 
 
 def test_a_recomputed_sequence_goes_on_as_if_never_dropped(backend: Backend) -> None:
@@ -92,10 +118,11 @@ def test_a_different_seed_or_index_gives_different_tokens(backend: Backend) -> N
 
 def test_release_gives_the_memory_back_and_ignores_unknown_ids(backend: Backend) -> None:
     solo(backend, prompt_of(20, 1), 3)
+    mx.synchronize()
     mx.clear_cache()  # an array may be given a cached buffer of up to twice its size
     before = backend.memory().active_bytes
     facts = backend.facts
-    prefill(backend, "one", prompt_of(260, 5))
+    prefill(backend, "one", prompt_of(260, 5), cuts=[255])
     held = backend.memory().active_bytes - before
     blocks = -(-260 // facts.block_tokens)
     expected = facts.state_bytes + blocks * facts.block_tokens * facts.kv_bytes_per_token

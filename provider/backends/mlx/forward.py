@@ -5,8 +5,6 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from provider.backends.base import Row
-
 
 class Forward(Protocol):
     """Owner of the caches of every open sequence. Nothing is evaluated until the backend does it."""
@@ -27,8 +25,12 @@ class Forward(Protocol):
         """As `append`; logits [1, V] of the last position."""
         ...
 
-    def decode(self, rows: Sequence[Row]) -> tuple[Sequence[Row], mx.array]:
-        """One position for every row: the rows in an order of the model's own, and their logits [B, V]."""
+    def decode(self, ids: Sequence[str], tokens: mx.array) -> tuple[Sequence[str], mx.array]:
+        """One position for each sequence, fed `tokens` [B], which may not have been computed yet: the ids in an
+        order of the model's own, and their logits [B, V] in that order.
+
+        Either every sequence that decodes takes part, or only such as never did before.
+        """
         ...
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:

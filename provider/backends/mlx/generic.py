@@ -5,7 +5,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from provider.backends.base import Row
 from provider.backends.mlx.block_cache import BlockCache, block_caches
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.row_attention import Rows, attend_by_row
@@ -36,14 +35,13 @@ class Generic:
             self._run(tokens[:-1], caches)
         return self._run(tokens[-1:], caches)[:, -1]
 
-    def decode(self, rows: Sequence[Row]) -> tuple[Sequence[Row], mx.array]:
-        caches = [self._caches[row.id] for row in rows]
+    def decode(self, ids: Sequence[str], tokens: mx.array) -> tuple[Sequence[str], mx.array]:
+        caches = [self._caches[id] for id in ids]
         if not self._by_row:
-            alone = [self._run([row.token], held) for row, held in zip(rows, caches, strict=True)]
-            return rows, mx.concatenate(alone)[:, -1]
+            alone = [self._model(tokens[row : row + 1, None], cache=held) for row, held in enumerate(caches)]
+            return ids, mx.concatenate(alone)[:, -1]
         layers = [Rows(layer) for layer in zip(*caches, strict=True)]
-        tokens = mx.array([row.token for row in rows])[:, None]
-        return rows, self._model(tokens, cache=layers)[:, -1]
+        return ids, self._model(tokens[:, None], cache=layers)[:, -1]
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         return [array for id in ids for cache in self._caches[id] for array in cache.arrays]

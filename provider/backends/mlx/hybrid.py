@@ -5,9 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from provider.backends.base import Row
 from provider.backends.mlx.qwen3_5 import Cells, Trunk
-from provider.backends.mlx.recurrent import Slots
+from provider.backends.mlx.recurrent import Recurrent, Slots
 
 
 class Hybrid:
@@ -35,13 +34,15 @@ class Hybrid:
     def logits_after(self, id: str, tokens: Sequence[int]) -> mx.array:
         return self._trunk.logits(self._trunk.prefill(self._cells[id], tokens))
 
-    def decode(self, rows: Sequence[Row]) -> tuple[Sequence[Row], mx.array]:
-        by_id = {row.id: row for row in rows}
-        self._seat(by_id)
-        ordered = [by_id[id] for id in self._slots.ids]
-        cells = [self._cells[row.id] for row in ordered]
-        hidden = self._trunk.decode(cells, self._slots, [row.token for row in ordered])
-        return ordered, self._trunk.logits(hidden)
+    def decode(self, ids: Sequence[str], tokens: mx.array) -> tuple[Sequence[str], mx.array]:
+        fresh = [id for id in ids if self._cells[id].recurrent is not None]
+        if self._slots.ids and len(fresh) == len(ids):
+            return ids, self._decode_beside(ids, tokens)
+        self._seat(fresh, ids)
+        ordered = self._slots.ids
+        if ordered != ids:
+            tokens = tokens[mx.array([ids.index(id) for id in ordered])]
+        return ordered, self._run(ordered, self._slots, tokens)
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         """Of a sequence that decodes, the slots' arrays say it all: its keys feed the logits that are drawn from."""
@@ -52,14 +53,30 @@ class Hybrid:
         self._slots.leave(id)
         self._cells.pop(id, None)
 
-    def _seat(self, by_id: dict[str, Row]) -> None:
+    def _decode_beside(self, ids: Sequence[str], tokens: mx.array) -> mx.array:
+        """The first step of sequences that are not among the slots yet, while those in the slots rest."""
+        side = Slots(self._trunk.recurrent_layers)
+        for id in ids:
+            side.join(id, self._own(id))
+        logits = self._run(ids, side, tokens)
+        for row, id in enumerate(ids):
+            self._cells[id].recurrent = side.row(row)
+        return logits
+
+    def _seat(self, fresh: Sequence[str], ids: Sequence[str]) -> None:
         """Moves the rows of sequences that decode for the first time into the slots."""
-        for id in by_id:
-            cells = self._cells[id]
-            if cells.recurrent is not None:
-                self._slots.join(id, cells.recurrent)
-                cells.recurrent = None
+        for id in fresh:
+            self._slots.join(id, self._own(id))
+            self._cells[id].recurrent = None
         self._slots.compact()
-        resting = set(self._slots.ids) - by_id.keys()
+        resting = set(self._slots.ids) - set(ids)
         if resting:
             raise ValueError(f"every decoding sequence takes part in a step; missing: {sorted(resting)}")
+
+    def _run(self, ids: Sequence[str], slots: Slots, tokens: mx.array) -> mx.array:
+        return self._trunk.logits(self._trunk.decode([self._cells[id] for id in ids], slots, tokens))
+
+    def _own(self, id: str) -> list[Recurrent]:
+        own = self._cells[id].recurrent
+        assert own is not None, "a sequence's rows are its own until it is seated"
+        return own

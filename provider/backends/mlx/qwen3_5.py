@@ -11,15 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
 from mlx_lm.models.gated_delta import normalize_qk
 
+from provider.backends.mlx.block_cache import BlockCache
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.gated_delta import recur
 from provider.backends.mlx.recurrent import Recurrent, Slots
-
-KV_BLOCK_TOKENS = KVCache.step
-"""Positions by which a sequence's keys and values grow."""
 
 QK_EPSILON = 1e-6
 """The l2norm epsilon of the reference (transformers' Qwen3.5, mlx-lm's GatedDeltaNet)."""
@@ -32,11 +29,11 @@ class Cells:
     `recurrent` is None while the rows live in the Slots.
     """
 
-    attention: list[KVCache]
+    attention: list[BlockCache]
     recurrent: list[Recurrent] | None
 
     def arrays(self) -> list[mx.array]:
-        held = [array for cache in self.attention if cache.keys is not None for array in (cache.keys, cache.values)]
+        held = [array for cache in self.attention for array in cache.arrays]
         return held + [array for one in self.recurrent or [] for array in (one.conv, one.state)]
 
 
@@ -65,7 +62,7 @@ class Trunk:
         return sum(array.nbytes for one in self._fresh_recurrent() for array in (one.conv, one.state))
 
     def fresh(self) -> Cells:
-        attention = [KVCache() for layer in self._layers if not layer.is_linear]
+        attention = [BlockCache() for layer in self._layers if not layer.is_linear]
         return Cells(attention, self._fresh_recurrent())
 
     def prefill(self, cells: Cells, tokens: Sequence[int]) -> mx.array:
@@ -83,9 +80,10 @@ class Trunk:
             hidden = _feed_forward(layer, hidden + mixed)
         return self._model.model.norm(hidden[:, -1])
 
-    def decode(self, cells: Sequence[Cells], slots: Slots, tokens: Sequence[int]) -> mx.array:
-        """One position for each sequence, in the order of the slots' rows -> hidden [B, H] after the final norm."""
-        hidden = self._model.model.embed_tokens(mx.array(list(tokens))[:, None])
+    def decode(self, cells: Sequence[Cells], slots: Slots, tokens: mx.array) -> mx.array:
+        """One position for each sequence, fed `tokens` [B], in the order of the slots' rows
+        -> hidden [B, H] after the final norm."""
+        hidden = self._model.model.embed_tokens(tokens[:, None])
         attention = recurrence = 0
         for layer in self._layers:
             normed = layer.input_layernorm(hidden)
@@ -148,14 +146,14 @@ def _project(attention: Any, x: mx.array, offset: int | mx.array) -> tuple[mx.ar
     return queries, keys, values.transpose(0, 2, 1, 3), gate.reshape(rows, length, -1)
 
 
-def _attend_chunk(attention: Any, x: mx.array, cache: KVCache, mask: str | None) -> mx.array:
+def _attend_chunk(attention: Any, x: mx.array, cache: BlockCache, mask: str | None) -> mx.array:
     queries, keys, values, gate = _project(attention, x, cache.offset)
     keys, values = cache.update_and_fetch(keys, values)
     out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=attention.scale, mask=mask)
     return _close(attention, out, gate)
 
 
-def _attend_rows(attention: Any, x: mx.array, caches: Sequence[KVCache]) -> mx.array:
+def _attend_rows(attention: Any, x: mx.array, caches: Sequence[BlockCache]) -> mx.array:
     """One position per row, each against its own keys at its own length."""
     offsets = mx.array([cache.offset for cache in caches])
     queries, keys, values, gate = _project(attention, x, offsets)

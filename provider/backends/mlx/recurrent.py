@@ -88,6 +88,10 @@ class Slots:
         assert found is not None, "a step without rows"
         return found
 
+    def row(self, number: int) -> list[Recurrent]:
+        """A sequence's rows, one (N = 1) per layer."""
+        return [Recurrent(one.conv[number : number + 1], one.state[number : number + 1]) for one in self._held()]
+
     def arrays(self) -> list[mx.array]:
         return [array for one in self._held() for array in (one.conv, one.state)]
 

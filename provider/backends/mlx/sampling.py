@@ -57,6 +57,12 @@ class Sampler:
         return logits
 
     @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens drawn before it."""
+        asked = self.sampling
+        return bool(asked.repetition_penalty != 1.0 or asked.presence_penalty or asked.frequency_penalty)
+
+    @property
     def adjusts(self) -> bool:
         return bool(self.seen or self.counts or self.sampling.logit_bias)
 

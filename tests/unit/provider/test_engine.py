@@ -141,11 +141,11 @@ class Failing(SimBackend):
             raise RuntimeError("prefill broke")
         return super().prefill(id, tokens, position)
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[int]:
         if self.fail_decode:
             self.fail_decode = False
             raise RuntimeError("decode broke")
-        return super().decode(rows)
+        return super().decode(rows, ahead)
 
 
 def test_an_exception_in_a_prefill_ends_that_request_alone() -> None:

@@ -104,7 +104,7 @@ def test_a_message_without_content_renders() -> None:
 
 @pytest.mark.parametrize("content", [[{"type": "image_url", "image_url": {"url": "x"}}], 5, {"a": 1}])
 def test_content_that_is_not_text_is_refused(content: Any) -> None:
-    with pytest.raises(TemplateError, match="reads text only|must be a string"):
+    with pytest.raises(TemplateError, match=r"reads text only|must be a string"):
         render([{"role": "user", "content": content}])
 
 
