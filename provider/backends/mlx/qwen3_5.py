@@ -121,7 +121,8 @@ def _recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
     """Gated delta rule over x [N, T, H]; moves `held` (N rows) on by T positions."""
     rows, length, _ = x.shape
     window = mx.concatenate([held.conv, mixer.in_proj_qkv(x)], axis=1)
-    held.conv = mx.contiguous(window[:, -(mixer.conv_kernel_size - 1) :])
+    # A gather, not a slice: mx.contiguous may keep the window's buffer, up to 16 KiB more than the ledger counts.
+    held.conv = mx.take(window, mx.arange(length, length + mixer.conv_kernel_size - 1), axis=1)
     mixed = nn.silu(mixer.conv1d(window))
     q, k, v = mx.split(mixed, [mixer.key_dim, 2 * mixer.key_dim], axis=-1)
     q = q.reshape(rows, length, mixer.num_k_heads, mixer.head_k_dim)
