@@ -2,11 +2,18 @@
 
 import random
 from dataclasses import dataclass
+from typing import Protocol
 
 ORDINARY_IDS = range(300, 1000)
 """In nearly every vocabulary these are ordinary pieces of text: special tokens lie below them or at the end."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class PromptStyle(Protocol):
+    def make(self, tokens: int, seed: int) -> str | list[int]:
+        """A prompt of about `tokens` tokens, another one for every seed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +32,6 @@ class Words:
 
     def make(self, tokens: int, seed: int) -> str:
         return words(max(1, round(tokens / self.tokens_per_word)), seed)
-
-
-PromptStyle = TokenIds | Words
 
 
 def words(count: int, seed: int) -> str:
