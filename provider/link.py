@@ -111,6 +111,11 @@ class Link:
         if self._connection is not None:
             await self._connection.flush()
 
+    def beat(self) -> None:
+        """Sends a heartbeat now: something the coordinator should know at once has changed."""
+        if self._connection is not None:
+            self._connection.beat()
+
     async def _attempt(self) -> str:
         """One connection from dial to loss; returns why it ended. Its task boundary: a fault of ours in it ends
         it like a loss."""
@@ -175,6 +180,9 @@ class Connection:
         except* ConnectionClosed as closed:
             raise closed.exceptions[0] from None
 
+    def beat(self) -> None:
+        self._beat_now.set()
+
     async def flush(self) -> None:
         while self._requests:
             await asyncio.wait(self._requests.values())
@@ -206,7 +214,7 @@ class Connection:
     def _note_state(self) -> None:
         if self._session.registered is not None and not self._link.state.connected:
             log.info("link_up url=%s", self._link.state.url)
-            self._beat_now.set()  # from now on at the pace the coordinator asks for
+            self.beat()  # from now on at the pace the coordinator asks for
             self._link.state.connected, self._link.state.reason = True, None
         told = self._session.routability
         self._link.state.routability = {model: one.model_dump() for model, one in told.items()}

@@ -152,11 +152,7 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
         if await lifetime.until_ending(residency.start()):
             dialling = asyncio.create_task(_dial(links))
             await lifetime.until_ending(asyncio.shield(dialling))
-            # The links stay up while running requests finish, and until the last of their frames has left.
-            await residency.drain(DRAIN_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_S):
-                    await asyncio.gather(*(link.flush() for link in links))
+            await _drain(residency, links)
             refused = dialling.exception() if dialling.done() and not dialling.cancelled() else None
             dialling.cancel()
             await asyncio.gather(dialling, return_exceptions=True)
@@ -167,6 +163,17 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
         await asyncio.gather(keeping, return_exceptions=True)
         await residency.stop()
         state.remove_state(config.data_dir)
+
+
+async def _drain(residency: Residency, links: list[Link]) -> None:
+    """The links stay up while running requests finish, and until the last of their frames has left."""
+    residency.draining = True
+    for link in links:
+        link.beat()
+    await residency.drain(DRAIN_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await asyncio.gather(*(link.flush() for link in links))
 
 
 async def _dial(links: list[Link]) -> None:
