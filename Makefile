@@ -32,7 +32,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
-	$(BIN)/python tools/bench_engine.py $(ARGS)
+	$(BIN)/python -m tools.bench_engine $(ARGS)
 
 setup: $(STAMP)
 
