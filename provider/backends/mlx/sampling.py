@@ -13,6 +13,9 @@ import mlx.core as mx
 from provider.generation import Sampling
 from provider.randomness import uniform
 
+BISECTIONS = 24
+"""Of the floor of top_p: tokens closer to it than 2^-24 of the likeliest count as equal to it."""
+
 
 @dataclass(slots=True)
 class Sampler:
@@ -89,7 +92,7 @@ Draws = Sequence[tuple[Sampler, int]]
 
 def _kind(asked: Sampling) -> Callable[[mx.array, Draws], mx.array]:
     """How a row's token is drawn: a matter of its own parameters, never of the rows beside it."""
-    if asked.temperature == 0:
+    if asked.temperature == 0 or asked.top_k == 1:
         return _greedy
     if asked.top_k == 0 and asked.top_p >= 1.0 and asked.min_p == 0.0:
         return _draw_from_all
@@ -105,11 +108,8 @@ def _draw_from_all(logits: mx.array, draws: Draws) -> mx.array:
 
 
 def _draw_from_top(logits: mx.array, draws: Draws) -> mx.array:
-    scaled = _scaled(logits, draws)
-    order = mx.argsort(-scaled, axis=-1)
-    falling = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True)
-    picked = _invert(_truncate(falling, [sampler.sampling for sampler, _ in draws]), _numbers(draws))
-    return mx.take_along_axis(order, picked[:, None], axis=-1)[:, 0].astype(mx.int32)
+    probabilities = mx.softmax(_scaled(logits, draws), axis=-1, precise=True)
+    return _invert(_truncate(probabilities, [sampler.sampling for sampler, _ in draws]), _numbers(draws))
 
 
 def _scaled(logits: mx.array, draws: Draws) -> mx.array:
@@ -123,16 +123,42 @@ def _numbers(draws: Draws) -> mx.array:
 
 
 def _truncate(probabilities: mx.array, asked: Sequence[Sampling]) -> mx.array:
-    """Zeroes what top_k, top_p and min_p cut off; `probabilities` [N, V] fall along each row. The first stays."""
-    vocabulary = probabilities.shape[-1]
-    ranks = mx.arange(vocabulary)[None]
-    keep = ranks < mx.array([one.top_k or vocabulary for one in asked])[:, None]
-    kept = mx.where(keep, probabilities, 0.0)
-    kept = kept / kept.sum(axis=-1, keepdims=True)
-    before = mx.cumsum(kept, axis=-1) - kept
-    keep &= before < mx.array([one.top_p for one in asked])[:, None]
-    keep &= probabilities >= mx.array([one.min_p for one in asked])[:, None] * probabilities[:, :1]
-    return mx.where(keep | (ranks == 0), probabilities, 0.0)
+    """[N, V] with 0 for what top_k, top_p (of what top_k left) and min_p cut off.
+
+    Each is a least probability found without sorting the vocabulary, so tokens as likely as the last one kept stay
+    too: which of them had come first would be a matter of the launch.
+    """
+    largest = probabilities.max(axis=-1)
+    kept = _cut(probabilities, _kth_largest(probabilities, asked))
+    if any(one.top_p < 1.0 for one in asked):
+        kept = _cut(kept, _nucleus_floor(kept, largest, mx.array([one.top_p for one in asked])))
+    return _cut(kept, largest * mx.array([one.min_p for one in asked]))
+
+
+def _cut(probabilities: mx.array, floors: mx.array) -> mx.array:
+    return mx.where(probabilities >= floors[:, None], probabilities, 0.0)
+
+
+def _kth_largest(probabilities: mx.array, asked: Sequence[Sampling]) -> mx.array:
+    """[N]: the probability of each row's top_k-th token, 0 where there is no top_k."""
+    floors = mx.zeros(len(asked))
+    for k in {one.top_k for one in asked if 0 < one.top_k < probabilities.shape[-1]}:
+        rows = mx.array([i for i, one in enumerate(asked) if one.top_k == k])
+        floors[rows] = -mx.partition(-probabilities[rows], k - 1, axis=-1)[:, k - 1]
+    return floors
+
+
+def _nucleus_floor(probabilities: mx.array, largest: mx.array, top_p: mx.array) -> mx.array:
+    """[N]: the largest floor above which at least `top_p` of each row's mass lies, by bisection; 0 for top_p 1."""
+    mass = top_p * probabilities.sum(axis=-1)
+    low, high = mx.zeros_like(largest), largest
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        enough = _cut(probabilities, middle).sum(axis=-1) >= mass
+        low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
+    # `low` has come within 2^-BISECTIONS of the largest floor; the largest probability itself may be that floor.
+    low = mx.where(_cut(probabilities, largest).sum(axis=-1) >= mass, largest, low)
+    return mx.where(top_p < 1.0, low, 0.0)
 
 
 def _invert(probabilities: mx.array, numbers: mx.array) -> mx.array:
