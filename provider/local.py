@@ -6,6 +6,7 @@ import socket
 from typing import Annotated
 
 import typer
+import uvloop
 
 from provider import options
 from provider.cli import log_to_stderr
@@ -50,7 +51,7 @@ def local(
     if not config.models:
         raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
     with bind(host, port) as sock:
-        asyncio.run(_serve(config, sock, api_key, exit_when_closed))
+        uvloop.run(_serve(config, sock, api_key, exit_when_closed))
 
 
 def create_residency(config: ProviderConfig) -> Residency:

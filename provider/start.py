@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import psutil
 import typer
+import uvloop
 
 from provider import options, state
 from provider.api.surface import Surface
@@ -90,7 +91,7 @@ def start(
     if detach:
         _detach(config.data_dir, token)
     else:
-        asyncio.run(_serve(config, token, exit_when_closed))
+        uvloop.run(_serve(config, token, exit_when_closed))
 
 
 @app.command()

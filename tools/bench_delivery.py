@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvloop
 
 from provider.api.app import create_app
 from provider.config import read_config
@@ -106,7 +107,7 @@ def main() -> None:
     if told.client:
         print(json.dumps(asyncio.run(client(told.client, told.streams, told.tokens))))
         return
-    delays = sorted(1000 * delay for delay in asyncio.run(measure(told.streams, told.tokens)))
+    delays = sorted(1000 * delay for delay in uvloop.run(measure(told.streams, told.tokens)))
     result = {
         "streams": told.streams,
         "pieces": len(delays),
