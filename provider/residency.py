@@ -122,7 +122,7 @@ class Residency:
                 context_length=one.slot.n_ctx,
                 kv_bytes_per_token=one.checkpoint.kv_bytes_per_token,
                 state_bytes=one.checkpoint.state_bytes,
-                vision=one.checkpoint.vision,
+                vision=False,  # a checkpoint may have a vision tower; its text part alone is served
                 exact="off" if self.config.engine.exact == "off" else "unavailable",
                 mtp=self.mtp_status(),
             )
