@@ -410,8 +410,11 @@ def test_one_provider_cannot_answer_for_another(postgres: str) -> None:
 
 
 def test_eight_at_once_spread_over_the_fleet_each_get_their_own_words(postgres: str) -> None:
+    all_here = asyncio.Barrier(8)
+
     async def echoes(played: Provider, request: InferenceRequest) -> None:
         await played.accept(request)
+        await all_here.wait()  # one that ended before the last was routed would not count as work
         for seq, word in enumerate(request.body["user"]):
             await asyncio.sleep(0)
             await played.chunk(request, seq, word)
