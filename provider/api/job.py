@@ -10,6 +10,7 @@ from typing import Any
 
 from provider.api.chat import ChatTranslation
 from provider.api.completions import CompletionsTranslation
+from provider.api.encoding import encode_within
 from provider.api.prompt import chat_prompt
 from provider.api.requests import (
     DEFAULT_COMPLETION_TOKENS,
@@ -64,6 +65,7 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
         chat.chat_template_kwargs or {},
         origin.clock,
         origin.random,
+        origin.model.n_ctx,
     )
     _check_prompt(prompt.token_ids, "messages", origin.model)
     translation = ChatTranslation(
@@ -138,7 +140,7 @@ def _token_limit(asked: int | None, default: int | None, prompt: Sequence[int], 
 
 
 def _encoded(prompt: str | list[int], param: str, model: ServedModel) -> list[int]:
-    token_ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    token_ids = encode_within(model.tokenizer, prompt, model.n_ctx) if isinstance(prompt, str) else prompt
     _check_prompt(token_ids, param, model)
     return token_ids
 

@@ -6,6 +6,7 @@ while the template renders, and encoded as ordinary text.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +19,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from provider.api.encoding import encode_within
 from provider.api.wire import internal_error, invalid_request
 from provider.errors import RequestFailed
 from provider.generation import TextTokenizer
@@ -59,10 +61,12 @@ def chat_prompt(
     template_kwargs: Mapping[str, Json],
     clock: Callable[[], float],
     random: Random,
+    n_ctx: int = sys.maxsize,
 ) -> ChatPrompt:
     """The prompt that asks for the next assistant message. `messages` are of the shape `requests.Message`.
 
-    Raises RequestFailed (400) naming the message, the part or the key that cannot be used.
+    Raises RequestFailed (400) naming the message, the part or the key that cannot be used, or for text far
+    beyond `n_ctx` tokens.
     """
     if tokenizer.chat_template is None:
         message = "This model has no chat template: use /v1/completions."
@@ -79,7 +83,7 @@ def chat_prompt(
             "add_generation_prompt": True,
         },
     )
-    return ChatPrompt(mask.encode(tokenizer, text), thinking=text.rstrip().endswith(THINK_OPEN))
+    return ChatPrompt(mask.encode(tokenizer, text, n_ctx), thinking=text.rstrip().endswith(THINK_OPEN))
 
 
 def normalised(messages: Sequence[Message]) -> list[Message]:
@@ -211,21 +215,21 @@ class _Mask:
             case _:
                 return value
 
-    def encode(self, tokenizer: TextTokenizer, text: str) -> list[int]:
+    def encode(self, tokenizer: TextTokenizer, text: str, n_ctx: int) -> list[int]:
         """The stretches between the template's own special tokens that hold a stand-in are encoded as the
         user wrote them, with no special token recognised; everything else as usual."""
         if self._nonce not in text:
-            return tokenizer.encode(text)
+            return encode_within(tokenizer, text, n_ctx)
         token_ids: list[int] = []
         plain = ""
         for stretch in self._stretches(text):
             if self._nonce not in stretch:
                 plain += stretch
                 continue
-            token_ids += tokenizer.encode(plain) if plain else []
-            token_ids += tokenizer.encode(self._shown(stretch), special=False)
+            token_ids += encode_within(tokenizer, plain, n_ctx) if plain else []
+            token_ids += encode_within(tokenizer, self._shown(stretch), n_ctx, special=False)
             plain = ""
-        return token_ids + (tokenizer.encode(plain) if plain else [])
+        return token_ids + (encode_within(tokenizer, plain, n_ctx) if plain else [])
 
     def _hidden(self, match: re.Match[str]) -> str:
         return f"\ue000{self._nonce}{self._specials.index(match[0])}\ue001"
