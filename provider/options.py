@@ -16,12 +16,18 @@ DataDir = Annotated[Path | None, typer.Option(help="Where state is kept. [env: D
 Backend = Annotated[BackendName, typer.Option(help="sim computes no tensors: for load tests.")]
 ContextLength = Annotated[int | None, typer.Option(help="Token positions one chat may have.", min=2)]
 KvPoolTokens = Annotated[int | None, typer.Option(help="Token positions of all resident chats of a model.", min=2)]
-MtpDrafterPath = Annotated[str | None, typer.Option(help="An external drafter, used with --mtp-mode on.")]
+MtpDrafterPath = Annotated[str | None, typer.Option(help="An external drafter. Without effect in this release.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Chats of a model that run at once.", min=1)]
-Exact = Annotated[ExactMode | None, typer.Option(help="The same tokens alone and in company.")]
-MtpMode = Annotated[MtpModeName | None, typer.Option(help="Draft tokens with the model's own MTP layer.")]
-PreemptRamGb = Annotated[float | None, typer.Option(help="RAM for parked chats, GiB.", min=0)]
-PreemptDiskGb = Annotated[float | None, typer.Option(help="Disk for parked chats, GiB.", min=0)]
+Exact = Annotated[ExactMode | None, typer.Option(help="Exact concurrency; 'on' is refused in this release.")]
+MtpMode = Annotated[
+    MtpModeName | None, typer.Option(help="Drafting is not part of this release; /props says why it is off.")
+]
+PreemptRamGb = Annotated[
+    float | None, typer.Option(help="RAM for parked chats, GiB. Without effect in this release.", min=0)
+]
+PreemptDiskGb = Annotated[
+    float | None, typer.Option(help="Disk for parked chats, GiB. Without effect in this release.", min=0)
+]
 ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
 
 

@@ -25,7 +25,7 @@ CLOSE_PROTOCOL_ERROR = 1002
 CLOSE_SUPERSEDED = 4409
 
 M = TypeVar("M")
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 MemoryKind = Literal["unified", "discrete", "host"]
 Exactness = Literal["on", "off", "unavailable"]
 SlotState = Literal["idle", "running", "loading", "unloading", "failed"]
@@ -323,6 +323,8 @@ def _parse(adapter: TypeAdapter[M], frame: str | bytes) -> M:
         raise ProtocolViolation(f"the frame is not JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise ProtocolViolation("the frame is not an object with a string `type`")
+    if _has_lone_surrogate(frame, value):
+        raise ProtocolViolation(f"{value['type'][:40]!r}: a string holds half a surrogate pair")
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
@@ -331,3 +333,15 @@ def _parse(adapter: TypeAdapter[M], frame: str | bytes) -> M:
             raise UnknownType(value["type"]) from None
         where = ".".join(str(part) for part in first["loc"])
         raise ProtocolViolation(f"{value['type']}: {where}: {first['msg']}") from None
+
+
+def _has_lone_surrogate(frame: str | bytes, value: object) -> bool:
+    """Only an escape can bring one, and what holds one fails in every later encoder."""
+    text = frame if isinstance(frame, str) else frame.decode(errors="replace")
+    if "\\ud" not in text and "\\uD" not in text:
+        return False
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False

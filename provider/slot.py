@@ -124,7 +124,7 @@ class ModelSlot:
 
     @property
     def pid(self) -> int | None:
-        return None if self._runner is None else self._runner.pid
+        return None if self._runner is None or self.status == "failed" else self._runner.pid
 
     @property
     def open(self) -> int:
@@ -158,6 +158,7 @@ class ModelSlot:
         """See provider.generation.Serving.generate."""
         stream = self._admit(request)
         try:
+            self._send(Submit(request))  # while the worker is loading: when it is ready
             while True:
                 event = await stream.events.get()
                 if isinstance(event, Failed):
@@ -193,8 +194,6 @@ class ModelSlot:
             self._heard_at = self._clock()
         stream = self._streams[request.request_id] = Stream(request)
         self.totals.requests += 1
-        if self.status == "ready":
-            self._send(Submit(request))
         return stream
 
     def _send(self, command: Submit | Cancel | Describe) -> None:
@@ -248,13 +247,18 @@ class ModelSlot:
             self._send(Submit(stream.request))
 
     async def _keep_alive(self) -> None:
-        """Waits for the worker's end and replaces it, for as long as that makes sense."""
-        while self._runner is not None:
-            how = await self._runner.wait_ended()
-            self._mourn(how)
-            await self._runner.stop()
-            if not await self._relaunch(how):
-                return
+        """Waits for the worker's end and replaces it, for as long as that makes sense. A task boundary: a slot that
+        is no longer watched over must not look ready."""
+        try:
+            while self._runner is not None:
+                how = await self._runner.wait_ended()
+                self._mourn(how)
+                await self._runner.stop()
+                if not await self._relaunch(how):
+                    return
+        except Exception as error:
+            log.exception("worker_watch_failed model=%s", self.id)
+            self._give_up(f"its worker is no longer watched over ({type(error).__name__})")
 
     def _mourn(self, how: str) -> None:
         """Ends the streams that cannot start again."""
@@ -279,9 +283,14 @@ class ModelSlot:
                 self._deaths.append(self._clock())
             else:
                 return True
-        self.status, self.reason = "failed", f"its worker keeps dying ({how})"
-        self._end_all(wire.unavailable(f"The model {self.id} is not running: {self.reason}", "slot_state"))
+        self._give_up(f"its worker keeps dying ({how})")
         return False
+
+    def _give_up(self, reason: str) -> None:
+        """Until the provider is started again."""
+        self.status, self.reason = "failed", reason
+        log.error("slot_failed model=%s reason=%s", self.id, reason)
+        self._end_all(wire.unavailable(f"The model {self.id} is not running: {reason}", "slot_state"))
 
     async def _watch(self) -> None:
         """Ends a worker whose engine has gone silent; `_keep_alive` then replaces it."""

@@ -58,6 +58,16 @@ class EmbeddedPostgres:
             self._server = _Server(data_dir)
             return self._server.ensure_running().url
 
+    def revive(self) -> bool:
+        """Starts the server again if it has died; True if it had. Nothing after `release`."""
+        if self._server is None or self._server.runs:
+            return False
+        with _alone(self._data_dir.resolve()):
+            if self._users is None or self._server.runs:
+                return False
+            self._server.ensure_running()
+            return True
+
     def release(self) -> None:
         """Stops the server if it is ours and nobody else uses it."""
         users, self._users = self._users, None
@@ -109,6 +119,10 @@ class _Server:
         self._account = _account(self._cluster)
         self._sockets = SOCKETS / f"darkbloom-{_short_name(data_dir)}"
         self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def runs(self) -> bool:
+        return postmaster.running(self._cluster) is not None
 
     def ensure_running(self) -> Postmaster:
         found = self._wait_ready()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
 from random import Random, SystemRandom
 from typing import Any, Literal, Protocol, cast
 
@@ -56,7 +57,7 @@ def create_app(
 ) -> FastAPI:
     """`notices` is the mode of requests that name none; without `api_key` everybody is let in."""
     drawn = random or SystemRandom()
-    app = FastAPI(title="darkbloom-py", redirect_slashes=False, lifespan=lifespan)
+    app = FastAPI(title="darkbloom-py", version=version("darkbloom-py"), redirect_slashes=False, lifespan=lifespan)
     _add_generation(app, Surface(serving, clock, drawn), notices)
     _add_models(app, serving, created=int(clock()))
     _add_status(app, status)

@@ -69,13 +69,17 @@ class StreamOptions(Shape):
     include_usage: bool | None = None
 
 
+MAX_TOKENS = 2**31 - 1
+"""Beyond any context; a larger number is a mistake."""
+
+
 class GenerationBody(Shape):
     """What every generation request may hold."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Stop | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -143,7 +147,7 @@ class Message(Shape):
 
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None

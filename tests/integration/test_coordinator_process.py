@@ -254,3 +254,19 @@ def test_usage_errors_exit_with_2_and_bad_configuration_with_1(monkeypatch: pyte
     bad = typed("serve", "--port", "0")
     assert bad.exit_code == 1
     assert "DARKBLOOM_UP_API_KEY" in bad.stderr
+
+
+def test_a_postgres_that_is_killed_is_started_again(data_dir: Path) -> None:
+    with process("--data-dir", str(data_dir)) as (child, url):
+        killed = server_of(data_dir)
+        assert killed is not None
+        os.kill(killed.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while (server := server_of(data_dir)) is None or server.pid == killed.pid or not server.ready:
+            assert time.monotonic() < deadline, "no server came back"
+            time.sleep(0.05)
+        secret = make_token(data_dir)
+        assert status(url, secret) == 200
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+    assert server_of(data_dir) is None

@@ -214,3 +214,14 @@ def test_a_model_that_cannot_be_loaded_is_a_clear_error(broken: str, tmp_path: P
                 pass
 
     scene(play)
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind() -> None:
+    async def play() -> None:
+        async with demo_slot() as slot:
+            with pytest.raises(OverflowError):
+                await collect(slot, ask("Count from 3 to 9.", "huge", 2**70))
+            assert slot.open == 0
+            assert (await collect(slot, ask("Count from 3 to 9.", "next", 8)))[0] == "3, 4, 5,"
+
+    scene(play)

@@ -41,7 +41,7 @@ def refusal(job: Any, **fields: Any) -> Failure:
     [
         *({"temperature": value} for value in (-0.1, 2.1, "1", float("nan"), float("inf"), True)),
         *({"top_p": value} for value in (0, 1.1, "x")),
-        *({"max_tokens": value} for value in (0, -1, 1.5, "9")),
+        *({"max_tokens": value} for value in (0, -1, 1.5, "9", 2**31, 10**30)),
         *({"n": value} for value in (0, 129, 1.5)),
         *({"stop": value} for value in ("", [""], 3, [3], ["a"] * (MAX_STOPS + 1), "a" * 2000)),
         *({"seed": value} for value in (1.5, "1", 2**63)),

@@ -1,0 +1,76 @@
+"""Frames in, messages or violations out."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provider.protocol import (
+    Cancel,
+    ProtocolViolation,
+    Registered,
+    UnknownType,
+    encode,
+    parse_from_coordinator,
+    parse_from_provider,
+)
+
+REGISTER = {
+    "type": "register",
+    "protocol": 1,
+    "provider_id": "6f2f6a53-5f0c-4a6b-b8cb-9a4cf5a0a9a1",
+    "name": "n",
+    "version": "0.9.0",
+    "backend": "mlx",
+    "hardware": {"chip": "c", "memory_bytes": 1, "memory_kind": "host", "cores": 1},
+    "models": [],
+}
+
+
+def test_a_message_comes_back_as_it_was_sent_and_unknown_fields_are_ignored() -> None:
+    message = Registered(provider_id="p", heartbeat_s=5, generation=3, gone=["a.1"])
+    assert parse_from_coordinator(encode(message)) == message
+    assert parse_from_coordinator('{"type": "cancel", "request_id": "x", "later": 1}') == Cancel(request_id="x")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "",
+        "{",
+        "[]",
+        "5",
+        '{"type": 5}',
+        '{"request_id": "x"}',
+        '{"type": "cancel"}',
+        '{"type": "cancel", "request_id": 5}',
+        '{"type": "cancel", "request_id": "\\ud800"}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_message_is_a_violation(frame: str) -> None:
+    with pytest.raises(ProtocolViolation):
+        parse_from_coordinator(frame)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "\ud800"}, {"hardware": {**REGISTER["hardware"], "memory_bytes": 10**40}}, {"models": None}],  # type: ignore[dict-item]
+)
+def test_a_register_that_would_break_those_who_show_it_is_a_violation(change: dict[str, object]) -> None:
+    assert parse_from_provider(json.dumps(REGISTER))
+    with pytest.raises(ProtocolViolation):
+        parse_from_provider(json.dumps({**REGISTER, **change}))
+
+
+def test_an_unknown_type_is_told_apart() -> None:
+    with pytest.raises(UnknownType):
+        parse_from_provider('{"type": "from the future"}')
+
+
+@given(st.text() | st.binary())
+def test_no_frame_raises_anything_else(frame: str | bytes) -> None:
+    with suppress(ProtocolViolation, UnknownType):
+        parse_from_provider(frame)
