@@ -77,6 +77,7 @@ class ProviderConfig:
     data_dir: Path
     backend: BackendName = "mlx"
     idle_timeout_mins: float | None = None
+    preload: tuple[str, ...] = ()
     mtp_killed: bool = False
     max_waiting: int = 1024
 
@@ -96,6 +97,7 @@ class ProviderConfig:
             "engine.preempt_disk_gb": self.engine.preempt_disk_gb,
             "engine.mtp_drafter_path": self.engine.mtp_drafter_path,
             "models.idle_timeout_mins": self.idle_timeout_mins,
+            "models.preload": self.preload or None,
         }
         return [key for key, value in told.items() if value is not None]
 
@@ -142,6 +144,7 @@ def read_config(
         data_dir=data_directory(data_dir, env),
         backend=backend,
         idle_timeout_mins=told.models.idle_timeout_mins,
+        preload=tuple(told.models.preload),
         mtp_killed=env.get("DARKBLOOM_MTP", "").strip().lower() in ("0", "false", "no", "off"),
     )
 

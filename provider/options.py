@@ -8,6 +8,9 @@ import typer
 from provider.config import BackendName, ExactMode
 from provider.config import MtpMode as MtpModeName
 
+TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
+"""Keeps a provider's token out of process lists."""
+
 Model = Annotated[
     list[str] | None,
     typer.Option(help="A directory, a Hugging Face id, or darkbloom-demo. May be repeated.", metavar="PATH_OR_ID"),

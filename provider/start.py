@@ -41,7 +41,6 @@ STATE_EVERY_S = 1.0
 STOP_WAIT_S = DRAIN_S + 15.0
 FLUSH_S = 2.0
 DETACH_WAIT_S = 120.0
-TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -49,7 +48,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 @app.command()
 def start(
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider. May be repeated.")] = None,
-    token: Annotated[str | None, typer.Option(help="A provider token.", envvar=TOKEN_VARIABLE)] = None,
+    token: Annotated[str | None, typer.Option(help="A provider token.", envvar=options.TOKEN_VARIABLE)] = None,
     model: options.Model = None,
     name: Annotated[str | None, typer.Option(help="What the fleet calls this machine; default: its host name.")] = None,
     backend: options.Backend = "mlx",
@@ -78,7 +77,7 @@ def start(
         if not url.startswith(("ws://", "wss://")):
             raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")
     if not token:
-        raise ConfigError(f"no token: pass --token, or set {TOKEN_VARIABLE}.")
+        raise ConfigError(f"no token: pass --token, or set {options.TOKEN_VARIABLE}.")
     if not config.models:
         raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
     make_data_directory(config.data_dir)
@@ -233,7 +232,7 @@ def _detach(data_dir: Path, token: str) -> None:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, TOKEN_VARIABLE: token},
+            env={**os.environ, options.TOKEN_VARIABLE: token},
         )
     deadline = time.monotonic() + DETACH_WAIT_S
     while not _has_dialled(state.read_state(data_dir)):

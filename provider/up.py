@@ -133,7 +133,7 @@ async def _provider(plan: Plan) -> AsyncIterator[Child]:
         "provider", "start", "--coordinator", f"ws://{HOST}:{plan.port}/ws/provider",
         "--model", plan.model, "--data-dir", str(plan.data_dir), *plan.flags,
     ]  # fmt: skip
-    async with _child("provider", arguments, {"DARKBLOOM_PROVIDER_TOKEN": plan.provider_token}) as child:
+    async with _child("provider", arguments, {options.TOKEN_VARIABLE: plan.provider_token}) as child:
         yield child
 
 

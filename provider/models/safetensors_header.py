@@ -29,10 +29,6 @@ class TensorInfo:
 class SafetensorsHeader:
     tensors: dict[str, TensorInfo]
 
-    @property
-    def payload_bytes(self) -> int:
-        return sum(tensor.size_bytes for tensor in self.tensors.values())
-
 
 def read_header(path: Path) -> SafetensorsHeader:
     """Raises ModelError, naming the file, when it is missing, cut short or not safetensors."""

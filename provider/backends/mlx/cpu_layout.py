@@ -1,7 +1,7 @@
 """float32 weights laid out for a plain BLAS.
 
 MLX's CPU build multiplies by `weight.T`, which the reference BLAS of its wheels takes through dot products. With the
-weight stored transposed the same sums run over contiguous rows: twice as fast as measured (docs/benchmarks.md), and
+weight stored transposed the same sums run over contiguous rows: up to 1.8x as fast (docs/benchmarks.md), and
 bit for bit the same result, as each output is summed over k in the same order. bfloat16 and quantised weights take
 other paths and gain nothing. Metal and CUDA have kernels for both layouts, so this is done on the CPU alone.
 """

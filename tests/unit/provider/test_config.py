@@ -125,6 +125,8 @@ def test_the_kill_switch_of_drafting_is_read(tmp_path: Path, value: str | None, 
 def test_what_is_set_without_effect_is_named(tmp_path: Path) -> None:
     config = told(tmp_path, "[models]\nidle_timeout_mins = 5", {"preempt_ram_gb": 1.0})
     assert config.without_effect() == ["engine.preempt_ram_gb", "models.idle_timeout_mins"]
+    preload = told(tmp_path, '[models]\npreload = ["a"]')
+    assert preload.without_effect() == ["models.preload"]
 
 
 def test_the_data_directory_is_the_flags_then_the_environments_then_the_users(tmp_path: Path) -> None:
