@@ -14,11 +14,11 @@ from provider.config import ProviderConfig
 from provider.errors import ConfigError, RequestFailed
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.memory.caps import (
-    DEFAULT_ACTIVATION_RESERVE_BYTES,
     effective_cap,
     kv_budget,
     minimum_serviceable_kv,
 )
+from provider.memory.floors import DEFAULT_FLOOR_BYTES
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.resolve import resolve_model
 from provider.models.tokenizer import ModelTokenizer
@@ -139,13 +139,13 @@ class Residency:
         cache = sum(one.engine.cache_bytes for one in self.slots)
         reachable = self.physical_bytes if available_bytes is None else available_bytes + active + cache
         reserve = max(self.config.memory_reserve_bytes, self.physical_bytes - self.effective_cap_bytes)
-        free = min(self.physical_bytes, reachable) - reserve - DEFAULT_ACTIVATION_RESERVE_BYTES
+        free = min(self.physical_bytes, reachable) - reserve - DEFAULT_FLOOR_BYTES
         return MemoryReport(
             physical_bytes=self.physical_bytes,
             effective_cap_bytes=self.effective_cap_bytes,
             active_bytes=active,
             cache_bytes=cache,
-            activation_reserve_bytes=DEFAULT_ACTIVATION_RESERVE_BYTES,
+            activation_reserve_bytes=DEFAULT_FLOOR_BYTES,
             free_for_load_bytes=max(0, free),
         )
 
@@ -174,7 +174,7 @@ class Residency:
         if len(checkpoints) < len(resolved):
             raise ConfigError("--model: two of the models have the same id; each id is served once.")
         weights = sum(one.size_bytes for one in checkpoints.values())
-        budget = kv_budget(self.effective_cap_bytes, weights, DEFAULT_ACTIVATION_RESERVE_BYTES)
+        budget = kv_budget(self.effective_cap_bytes, weights, DEFAULT_FLOOR_BYTES)
         return {
             id: Resident(one, self._slot(id, one, budget // len(checkpoints), create_runner))
             for id, one in checkpoints.items()

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from provider.errors import ModelError
-from provider.memory.caps import DEFAULT_ACTIVATION_RESERVE_BYTES, GIB, minimum_serviceable_kv
-from provider.memory.requirement import required_for_load
+from provider.memory.caps import GIB, minimum_serviceable_kv
+from provider.memory.floors import DEFAULT_FLOOR_BYTES
+from provider.memory.requirement import Charge, required_for_load
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.hub_cache import cache_directory, cached_models
 from provider.models.inspection import Inspection, MtpDeclaration, inspect_model
@@ -76,7 +77,7 @@ def memory_required_bytes(found: Inspection) -> int | None:
     if size is None or kv is None or state is None or context is None:
         return None
     minimum_kv = minimum_serviceable_kv(state + context * kv, DEFAULT_MAX_CONCURRENT)
-    return required_for_load(size, DEFAULT_ACTIVATION_RESERVE_BYTES, minimum_kv)
+    return required_for_load(Charge(size), DEFAULT_FLOOR_BYTES, minimum_kv)
 
 
 def _facts(found: Inspection) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""Does a model fit: the one verdict that the load gate acts on and that doctor prints."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from provider.memory.admission import Reading, ceiling_for_load, usable_for_load
+from provider.memory.requirement import padded_weights
+
+
+class Fit(StrEnum):
+    PASS = "pass"
+    """It can be loaded now."""
+    WARN = "warn"
+    """It can be loaded once idle models have been evicted."""
+    FAIL = "fail"
+    """It cannot be loaded on this machine as it is."""
+
+
+def fit(required_bytes: int, reading: Reading, outstanding_bytes: int = 0) -> Fit:
+    if required_bytes <= usable_for_load(reading, outstanding_bytes):
+        return Fit.PASS
+    reachable = max(0, ceiling_for_load(reading) - outstanding_bytes)
+    return Fit.WARN if required_bytes <= reachable else Fit.FAIL
+
+
+def largest_machine_fit(required_bytes: int, cap_bytes: int) -> bool:
+    """Whether it could ever be loaded here, on an idle machine with nothing else running."""
+    return required_bytes <= cap_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A model that may be served instead, with its own requirement."""
+
+    id: str
+    size_bytes: int
+    required_bytes: int
+
+
+def fitting(candidates: Iterable[Alternative], ceiling_bytes: int) -> list[Alternative]:
+    """Those that fit, the largest first."""
+    found = [one for one in candidates if one.required_bytes <= ceiling_bytes]
+    return sorted(found, key=lambda one: (-one.size_bytes, one.id))
+
+
+def largest_loadable_size(ceiling_bytes: int, headroom_bytes: int) -> int:
+    """Of a checkpoint on disk, in bytes, that the gate would still let in."""
+    left = max(0, ceiling_bytes - headroom_bytes)
+    size = left * 5 // 6
+    return size if padded_weights(size) <= left else size - 1
