@@ -5,11 +5,15 @@ DarkbloomError
 ├── ModelError           a checkpoint that cannot be found, read or served
 │   ├── ModelNotFound
 │   └── ModelUnsupported
+├── HeadInvalid          a prediction head that cannot be used; the model is served without it
 ├── WorkerError          a worker process that could not be started or has ended
 └── RequestFailed        one request that ends in a typed error; carries the Failure sent to the client
 """
 
+from pathlib import Path
+
 from provider.api.wire import Failure
+from provider.mtp.policy import Reason
 
 
 class DarkbloomError(Exception):
@@ -30,6 +34,16 @@ class ModelNotFound(ModelError):
 
 class ModelUnsupported(ModelError):
     pass
+
+
+class HeadInvalid(DarkbloomError):
+    """Never fails its model, which then decodes plainly; `reason` is what the world is told."""
+
+    def __init__(self, reason: Reason, detail: str, path: Path) -> None:
+        super().__init__(f"{detail} ({path})")
+        self.reason = reason
+        self.detail = detail
+        self.path = path
 
 
 class WorkerError(DarkbloomError):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from provider.errors import ModelError, ModelUnsupported
 from provider.models.architecture import Architecture
-from provider.models.inspection import ITEMSIZE, MtpDeclaration, inspect_model
+from provider.models.dtypes import ITEMSIZE
+from provider.models.inspection import MtpDeclaration, inspect_model
 from provider.models.weight_files import weight_digest
 
 

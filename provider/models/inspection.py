@@ -12,14 +12,12 @@ from typing import Any
 
 from provider.errors import ModelError, ModelUnsupported
 from provider.models.architecture import Architecture
+from provider.models.dtypes import ITEMSIZE, activation_dtype
 from provider.models.eos import eos_token_ids
 from provider.models.families import FAMILIES, read_architecture, text_config
 from provider.models.json_file import read_json_object
 from provider.models.quantization import foreign_quantization, quantization_summary
 from provider.models.weight_files import Weights, read_weights
-
-FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class MtpDeclaration(StrEnum):
@@ -67,7 +65,7 @@ class Inspection:
     @property
     def dtype(self) -> str | None:
         """Of activations and KV: the embedding's, or that of its scales where it is quantised."""
-        return None if self.weights is None else _activation_dtype(self.weights)
+        return None if self.weights is None else activation_dtype(self.weights.tensors)
 
     @property
     def size_bytes(self) -> int | None:
@@ -158,18 +156,8 @@ def _unserved(config: Mapping[str, Any], weights: Weights | None) -> str | None:
     method = foreign_quantization(config)
     if method is not None:
         return f"Quantised with {method}: convert it with mlx_lm.convert, or serve an MLX conversion of it."
-    if weights is not None and _activation_dtype(weights) is None:
+    if weights is not None and activation_dtype(weights.tensors) is None:
         return "The dtype of its embedding is none of float32, bfloat16 and float16."
-    return None
-
-
-def _activation_dtype(weights: Weights) -> str | None:
-    """Scales of the mxfp formats are bytes: there the norms tell."""
-    for suffix in ("embed_tokens.scales", "embed_tokens.weight", "model.norm.weight"):
-        found = (info.dtype for name, info in weights.tensors.items() if name.endswith(suffix))
-        dtype = FLOAT_DTYPES.get(next(found, ""))
-        if dtype is not None:
-            return dtype
     return None
 
 

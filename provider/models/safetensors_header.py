@@ -22,6 +22,8 @@ class TensorInfo:
     dtype: str
     """As safetensors names it: BF16, F32, U32 ..."""
     shape: tuple[int, ...]
+    offset: int
+    """Of its first byte, from the beginning of the file."""
     size_bytes: int
 
 
@@ -30,12 +32,12 @@ class SafetensorsHeader:
     tensors: dict[str, TensorInfo]
 
 
-def read_header(path: Path) -> SafetensorsHeader:
+def read_header(path: Path, max_header_bytes: int = MAX_HEADER_BYTES) -> SafetensorsHeader:
     """Raises ModelError, naming the file, when it is missing, cut short or not safetensors."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            raw = file.read(length) if 2 <= length <= MAX_HEADER_BYTES else b""
+            raw = file.read(length) if 2 <= length <= max_header_bytes else b""
         file_bytes = path.stat().st_size
     except FileNotFoundError:
         raise ModelError(f"{path} is missing: {REMEDY}.") from None
@@ -43,26 +45,25 @@ def read_header(path: Path) -> SafetensorsHeader:
         raise ModelError(f"{path} cannot be read ({error.strerror}): check its permissions.") from error
     if not raw or len(raw) < length:
         raise ModelError(f"{path} is cut short or not a safetensors file: {REMEDY}.")
-    header = _parse(path, raw)
-    end = max((stop for _, stop in header.values()), default=0)
-    if file_bytes < 8 + length + end:
-        missing = 8 + length + end - file_bytes
-        raise ModelError(f"{path} is cut short by {missing} bytes: {REMEDY}.")
-    return SafetensorsHeader({name: tensor for name, (tensor, _) in header.items()})
+    tensors = _parse(path, raw)
+    end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=0)
+    if file_bytes < end:
+        raise ModelError(f"{path} is cut short by {end - file_bytes} bytes: {REMEDY}.")
+    return SafetensorsHeader(tensors)
 
 
-def _parse(path: Path, raw: bytes) -> dict[str, tuple[TensorInfo, int]]:
-    """name -> (tensor, where its payload ends)."""
+def _parse(path: Path, raw: bytes) -> dict[str, TensorInfo]:
+    payload = 8 + len(raw)
     try:
         entries = json.loads(raw)
-        return {name: _tensor(entry) for name, entry in entries.items() if name != "__metadata__"}
+        return {name: _tensor(entry, payload) for name, entry in entries.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} has a damaged safetensors header: {REMEDY}.") from error
 
 
-def _tensor(entry: dict[str, Any]) -> tuple[TensorInfo, int]:
+def _tensor(entry: dict[str, Any], payload: int) -> TensorInfo:
     start, stop = entry["data_offsets"]
     if not 0 <= start <= stop:
         raise ValueError("offsets out of order")
     shape = tuple(int(size) for size in entry["shape"])
-    return TensorInfo(str(entry["dtype"]), shape, stop - start), stop
+    return TensorInfo(str(entry["dtype"]), shape, payload + start, stop - start)
