@@ -33,6 +33,14 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class GrantState:
+    """The last grant asked for, by its epoch. `settling`: what lies beyond it is still being parked."""
+
+    epoch: int = 0
+    settling: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     plan: Plan
@@ -47,6 +55,7 @@ class Engine:
         self.backend = backend
         self._decode = decode
         self._generations: dict[str, Generation] = {}
+        self._grant = GrantState()
 
     @property
     def busy(self) -> bool:
@@ -74,6 +83,24 @@ class Engine:
         if self._generations.pop(id, None) is not None:
             self.scheduler.remove(id)
             self.backend.release(id)
+
+    def grant(self, epoch: int, kv_pool_bytes: int) -> bool:
+        """Takes on another room; False when an open sequence could not end in it. An older epoch changes nothing."""
+        if epoch <= self._grant.epoch:
+            return True
+        if not self.scheduler.resize(self.scheduler.pool.with_bytes(kv_pool_bytes)):
+            self._grant.epoch = epoch
+            return False
+        self._grant = GrantState(epoch, settling=True)
+        return True
+
+    def settled_grant(self) -> int | None:
+        """The epoch of a grant that has just come into force: told once."""
+        if not self._grant.settling or not self.scheduler.fits:
+            return None
+        self._grant.settling = False
+        self.backend.clear_cache()
+        return self._grant.epoch
 
     def step(self, emit: Emit) -> Step:
         """One step in parts: moves, decode rows, prefill chunks. Each part's events are emitted at once, so that no

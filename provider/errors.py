@@ -4,7 +4,8 @@ DarkbloomError
 ├── ConfigError          a flag, a variable or a file says something that cannot be
 ├── ModelError           a checkpoint that cannot be found, read or served
 │   ├── ModelNotFound
-│   └── ModelUnsupported
+│   ├── ModelUnsupported
+│   └── SelfTestFailed   it loads, and computes nonsense on this machine
 ├── HeadInvalid          a prediction head that cannot be used; the model is served without it
 ├── WorkerError          a worker process that could not be started or has ended
 └── RequestFailed        one request that ends in a typed error; carries the Failure sent to the client
@@ -33,6 +34,10 @@ class ModelNotFound(ModelError):
 
 
 class ModelUnsupported(ModelError):
+    pass
+
+
+class SelfTestFailed(ModelError):
     pass
 
 

@@ -22,6 +22,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     context_length: int | None = None
     kv_pool_tokens: int | None = None
     kv_pool_bytes: int | None = None
+    activation_reserve_bytes: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -40,7 +41,20 @@ class Describe(msgspec.Struct, frozen=True, tag="describe"):
     """Asks for a Report that names every open sequence."""
 
 
-Command = Submit | Cancel | Describe | Stop
+class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
+    """What the model's sequences and its forward pass may take from now on. Answered by Granted; one that is older than
+    the last is ignored."""
+
+    epoch: int
+    kv_pool_bytes: int
+    activation_reserve_bytes: int
+
+
+class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
+    """Give back what the allocator keeps for reuse. Answered by a Report with the new state."""
+
+
+Command = Submit | Cancel | Describe | Grant | ClearCache | Stop
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -54,11 +68,27 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     state_bytes: int
     device: str
     load_s: float
+    active_bytes: int = 0
+    baseline_bytes: int = 0
+    """What the process takes beside MLX's arrays: the interpreter, the libraries, the device's context."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    """`self_test`: it was loaded, and computes nonsense here."""
+
     message: str
     unsupported: bool
+    self_test: bool = False
+
+
+class Granted(msgspec.Struct, frozen=True, kw_only=True, tag="granted"):
+    """A grant in force: whatever lay beyond it has been parked and freed. Not `accepted`: an open sequence could not
+    reach its end in so little, and the former grant stays."""
+
+    epoch: int
+    accepted: bool
+    n_ctx: int
+    pool_tokens: int
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +131,8 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     at: float = msgspec.field(default_factory=time.monotonic)
 
 
-FromWorker = Loaded | LoadFailed | Report
-ToWorker = LoadSpec | Submit | Cancel | Describe | Stop
+FromWorker = Loaded | LoadFailed | Granted | Report
+ToWorker = LoadSpec | Submit | Cancel | Describe | Grant | ClearCache | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -14,12 +14,12 @@ from typing import Protocol
 import msgspec
 
 from provider.backends.sim_timing import LeadingClock
-from provider.errors import ModelError, ModelUnsupported, WorkerError
-from provider.pipe import Command, FrameReader, FromWorker, Loaded, LoadFailed, LoadSpec, Report, Stop, pack
+from provider.errors import ModelError, ModelUnsupported, SelfTestFailed, WorkerError
+from provider.pipe import Command, FrameReader, FromWorker, Granted, Loaded, LoadFailed, LoadSpec, Report, Stop, pack
 
 log = logging.getLogger(__name__)
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[Report | Granted], None]
 READ_BYTES = 2**18
 
 
@@ -200,12 +200,18 @@ class InlineRunner:
 
 def _deliver(message: FromWorker, loaded: "asyncio.Future[Loaded] | None", on_report: OnReport) -> None:
     match message:
-        case Report():
+        case Report() | Granted():
             on_report(message)
         case Loaded():
             if loaded is not None and not loaded.done():
                 loaded.set_result(message)
         case LoadFailed():
-            error = ModelUnsupported if message.unsupported else ModelError
+            error = _load_error(message)
             if loaded is not None and not loaded.done():
-                loaded.set_exception(error(message.message))
+                loaded.set_exception(error)
+
+
+def _load_error(failed: LoadFailed) -> ModelError:
+    if failed.self_test:
+        return SelfTestFailed(failed.message)
+    return ModelUnsupported(failed.message) if failed.unsupported else ModelError(failed.message)

@@ -15,21 +15,25 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 import msgspec
+import psutil
 
 from provider.backends.base import Backend, BackendFacts
 from provider.backends.sim import BLOCK_TOKENS, SimBackend
 from provider.backends.sim_timing import Clock, Device, WallClock, device_named_in
 from provider.engine import Engine
-from provider.errors import ConfigError, ModelError, ModelUnsupported
+from provider.errors import ConfigError, ModelError, ModelUnsupported, SelfTestFailed
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
 from provider.pipe import (
     Cancel,
+    ClearCache,
     Command,
     Describe,
     EngineState,
     FrameReader,
     FromWorker,
+    Grant,
+    Granted,
     Loaded,
     LoadFailed,
     LoadSpec,
@@ -63,6 +67,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
         kv_bytes_per_token=facts.kv_bytes_per_token,
         state_bytes=facts.state_bytes,
         block_tokens=facts.block_tokens,
+        tokens_follow_bytes=spec.kv_pool_tokens is None,
     )
     limits = Limits(spec.max_concurrent, spec.context_length or facts.context_length)
     scheduler = Scheduler(limits, pool)
@@ -71,6 +76,8 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
             f"{directory}: the memory left for keys and values ({spec.kv_pool_bytes} bytes) does not hold one short "
             "sequence: free memory, or serve a smaller model."
         )
+    memory = backend.memory()
+    _limit(backend, spec.kv_pool_bytes, spec.activation_reserve_bytes)
     loaded = Loaded(
         n_ctx=scheduler.n_ctx,
         pool_tokens=pool.tokens,
@@ -80,6 +87,8 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
         state_bytes=facts.state_bytes,
         device=facts.device,
         load_s=time.monotonic() - started,
+        active_bytes=memory.active_bytes,
+        baseline_bytes=_baseline_bytes(memory.active_bytes + memory.cache_bytes),
     )
     return Engine(scheduler, backend, decode), loaded
 
@@ -121,8 +130,22 @@ def apply(engine: Engine, command: Command) -> list[FromWorker]:
                 for one in engine.scheduler.states()
             ]
             return [Report([], state=engine_state(engine), sequences=sequences)]
+        case Grant(epoch=epoch, kv_pool_bytes=pool_bytes, activation_reserve_bytes=reserve_bytes):
+            if not engine.grant(epoch, pool_bytes):
+                return [_granted(engine, epoch, accepted=False)]
+            _limit(engine.backend, pool_bytes, reserve_bytes)
+            return settled(engine)
+        case ClearCache():
+            engine.backend.clear_cache()
+            return [Report([], state=engine_state(engine))]
         case Stop():
             return []
+
+
+def settled(engine: Engine) -> list[FromWorker]:
+    """What is to be said once a grant has come into force."""
+    epoch = engine.settled_grant()
+    return [] if epoch is None else [_granted(engine, epoch, accepted=True), Report([], state=engine_state(engine))]
 
 
 def run_step(engine: Engine, send: Callable[[FromWorker], None], now: Callable[[], float] = time.monotonic) -> None:
@@ -138,6 +161,8 @@ def run_step(engine: Engine, send: Callable[[FromWorker], None], now: Callable[[
             prefilled=sum(chunk.count for chunk in step.plan.prefill),
         )
     )
+    for message in settled(engine):
+        send(message)
 
 
 class Send:
@@ -160,7 +185,7 @@ def serve(sock: socket.socket) -> None:
     try:
         engine, loaded = build(spec)
     except (ModelError, ConfigError) as error:
-        send(LoadFailed(str(error), isinstance(error, ModelUnsupported)))
+        send(LoadFailed(str(error), isinstance(error, ModelUnsupported), isinstance(error, SelfTestFailed)))
         return
     except Exception as error:
         send(LoadFailed(f"{spec.directory} cannot be loaded: {type(error).__name__}: {error}", False))
@@ -203,6 +228,20 @@ def _read(sock: socket.socket, inbox: "SimpleQueue[ToWorker]") -> None:
             os._exit(0)
         for frame in frames.feed(data):
             inbox.put(_commands.decode(frame))
+
+
+def _granted(engine: Engine, epoch: int, accepted: bool) -> Granted:
+    scheduler = engine.scheduler
+    return Granted(epoch=epoch, accepted=accepted, n_ctx=scheduler.n_ctx, pool_tokens=scheduler.pool.tokens)
+
+
+def _limit(backend: Backend, kv_pool_bytes: int | None, activation_reserve_bytes: int | None) -> None:
+    if kv_pool_bytes is not None and activation_reserve_bytes is not None:
+        backend.limit(backend.facts.weight_bytes + kv_pool_bytes + activation_reserve_bytes)
+
+
+def _baseline_bytes(arrays_bytes: int) -> int:
+    return max(0, psutil.Process().memory_info().rss - arrays_bytes)
 
 
 def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:

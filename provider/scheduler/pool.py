@@ -1,7 +1,7 @@
 """The room one model's resident sequences share: token positions, and bytes where a byte budget is known."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,14 @@ class Pool:
     kv_bytes_per_token: int = 0
     state_bytes: int = 0
     block_tokens: int = 256
+    tokens_follow_bytes: bool = False
+    """Nobody has named `tokens`: they are as many as the bytes hold."""
+
+    def with_bytes(self, size_bytes: int) -> "Pool":
+        tokens = self.tokens
+        if self.tokens_follow_bytes and self.kv_bytes_per_token:
+            tokens = size_bytes // self.kv_bytes_per_token
+        return replace(self, tokens=tokens, bytes=size_bytes)
 
     def sequence_bytes(self, positions: int) -> int:
         blocks = -(-positions // self.block_tokens)

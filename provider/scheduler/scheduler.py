@@ -94,6 +94,20 @@ class Scheduler:
             self._resident.remove(sequence)
         return True
 
+    def resize(self, pool: Pool) -> bool:
+        """From now on this room. False, and nothing changes, when an open sequence could not reach its end in it:
+        what was promised to a chat is not taken back. Who no longer fits is parked by the next plan."""
+        room = min(self.limits.n_ctx, pool.largest())
+        if any(min(one.last_position, self.n_ctx) > room for one in self._sequences.values()):
+            return False
+        self.pool = pool
+        return True
+
+    @property
+    def fits(self) -> bool:
+        """Whether the residents are within the room; not so between a resize and the parks it calls for."""
+        return self.pool.holds(one.positions for one in self._resident)
+
     def plan(self) -> Plan:
         """The next step. Changes nothing: two calls in a row give the same plan."""
         stay, park = self._make_room()

@@ -39,6 +39,11 @@ class Sequence:
         return self.prompt_tokens + self.emitted
 
     @property
+    def last_position(self) -> int:
+        """What `positions` comes to if it runs to its own limit."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
     def prefill_target(self) -> int:
         """Positions to compute before it can decode: the newest token is fed by the decode step itself."""
         return self.prompt_tokens + max(0, self.emitted - 1)
