@@ -1,7 +1,8 @@
-"""One resident model: its worker kept alive, and the streams of those who wait for it.
+"""One model's place: its worker kept alive while the model is loaded, and the streams of those who wait for it.
 
-A worker that dies or hangs is replaced. Streams that had begun end with a typed error; requests of which nothing
-has been sent yet are submitted again, and no other model notices. A worker that keeps dying leaves the slot failed.
+A slot outlives its worker: it can be loaded and unloaded again and again, and its counters go on. A worker that dies
+or hangs is replaced. Streams that had begun end with a typed error; requests of which nothing has been sent yet are
+submitted again, and no other model notices. A worker that keeps dying leaves the slot failed.
 """
 
 import asyncio
@@ -12,15 +13,29 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from provider.api import wire
-from provider.errors import ModelError, RequestFailed, WorkerError
+from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
-from provider.pipe import Cancel, Describe, EngineState, Loaded, LoadSpec, Report, SequenceState, Submit
+from provider.pipe import (
+    Cancel,
+    ClearCache,
+    Describe,
+    EngineState,
+    Grant,
+    Granted,
+    Loaded,
+    LoadSpec,
+    Report,
+    SequenceState,
+    Submit,
+)
 from provider.runner import Runner
 
 log = logging.getLogger(__name__)
 
-SlotStatus = Literal["loading", "ready", "failed", "stopped"]
+SlotStatus = Literal["unloaded", "loading", "ready", "failed"]
 
 STALL_S = 30.0
 """A busy engine that has been silent this long is reported as stalled."""
@@ -34,6 +49,8 @@ BACKOFF_S = (0.0, 1.0, 4.0)
 ENTRIES = 2
 """A request that was being worked on when its worker died is tried once more: it may be what kills workers."""
 DESCRIBE_S = 1.0
+CLEAR_S = 5.0
+"""A worker clears its cache between two steps."""
 RATE_SMOOTHING = 0.2
 
 
@@ -45,6 +62,14 @@ class Stream:
     events: asyncio.Queue[Delta | Notice | Finished | Failed] = field(default_factory=asyncio.Queue)
     begun: bool = False
     entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is known of a model before it is loaded."""
+
+    n_ctx: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +117,26 @@ class ModelSlot:
         create_runner: Callable[[], Runner],
         hang_s: float = HANG_S,
         clock: Callable[[], float] = time.monotonic,
+        planned: Planned | None = None,
+        on_failed: Callable[[bool], None] = lambda _: None,
     ) -> None:
+        """`on_failed` is called when the worker is given up, and told whether it was because of its self-test."""
         self.id = model_id
         self.tokenizer = tokenizer
         self.limits = limits
-        self.status: SlotStatus = "loading"
+        self.status: SlotStatus = "unloaded"
         self.reason: str | None = None
+        self.draining = False
+        """It is being unloaded: it finishes what it has and takes no more. Set by residency."""
+        self.used_at = clock()
         self.rates = Rates()
         self.totals = Totals()
         self.engine = EngineState()
         self.loaded: Loaded | None = None
         self.created = int(time.time())
-        self._spec = spec
+        self.spec = spec
+        self._planned = planned
+        self._on_failed = on_failed
         self._create_runner = create_runner
         self._clock = clock
         self._hang_s = hang_s
@@ -111,15 +144,22 @@ class ModelSlot:
         self._streams: dict[str, Stream] = {}
         self._heard_at = clock()
         self._described: asyncio.Future[list[SequenceState]] | None = None
+        self._asked: dict[int, asyncio.Future[bool]] = {}
+        self._cleared: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._deaths: list[float] = []
+        self._nonsense = False
 
     @property
     def n_ctx(self) -> int:
+        if self.loaded is None and self._planned is not None:
+            return self._planned.n_ctx
         return self._facts.n_ctx
 
     @property
     def vocab_size(self) -> int:
+        if self.loaded is None and self._planned is not None:
+            return self._planned.vocab_size
         return self._facts.vocab_size
 
     @property
@@ -136,23 +176,78 @@ class ModelSlot:
         return max(0, self.open - self.engine.running - self.engine.prefill - self.engine.parked)
 
     @property
+    def idle(self) -> bool:
+        """Loaded, and nobody's: it could be unloaded now."""
+        return self.status == "ready" and not self._streams and not self.draining
+
+    @property
+    def resident_bytes(self) -> int:
+        """What unloading it would give back: its worker's arrays, and the process around them."""
+        baseline = 0 if self.loaded is None else self.loaded.baseline_bytes
+        return self.engine.active_bytes + baseline
+
+    @property
+    def weight_bytes(self) -> int:
+        """What it holds however many chats it serves: the weights as loaded, and the process around them."""
+        return 0 if self.loaded is None else self.loaded.active_bytes + self.loaded.baseline_bytes
+
+    @property
     def stalled(self) -> bool:
         return self.status == "ready" and bool(self._streams) and self._silence() > STALL_S
 
     async def start(self) -> None:
-        """Loads the model; raises ModelError or WorkerError. Afterwards the worker is watched."""
-        await self._launch()
+        """Loads the model; raises ModelError or WorkerError, and is then unloaded. Afterwards the worker is watched."""
+        self._deaths.clear()
+        try:
+            await self._launch()
+        except BaseException as error:
+            self.status, self.reason = "unloaded", str(error) or type(error).__name__
+            raise
+        self.used_at = self._clock()
         self._tasks = [asyncio.create_task(self._keep_alive()), asyncio.create_task(self._watch())]
 
     async def stop(self) -> None:
         """Ends the worker; open streams end with a typed error."""
-        self.status, self.reason = "stopped", "the model is being unloaded"
+        self.status, self.reason = "unloaded", "the model is not loaded"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._runner is not None:
             await self._runner.stop()
+        self._forget_worker()
+        self.loaded, self.draining = None, False
         self._end_all(wire.unavailable("The model is being unloaded.", "model_unloaded"))
+
+    async def grant(self, epoch: int, kv_pool_bytes: int, activation_reserve_bytes: int) -> bool:
+        """Returns once the worker keeps to it; False when an open chat could not end in so little. A worker that is
+        being replaced starts with it."""
+        former = self.spec
+        self.spec = msgspec.structs.replace(
+            former, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
+        )
+        if self.status != "ready" or self._runner is None:
+            return True
+        asked = self._asked[epoch] = asyncio.get_running_loop().create_future()
+        self._runner.send(
+            Grant(epoch=epoch, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes)
+        )
+        try:
+            accepted: bool = await asked
+        finally:
+            self._asked.pop(epoch, None)
+        if not accepted:
+            self.spec = former
+        return accepted
+
+    async def clear_cache(self) -> None:
+        """Returns when the worker has given its cache back, or does not answer in time."""
+        if self.status != "ready" or self._runner is None:
+            return
+        self._cleared = asyncio.get_running_loop().create_future()
+        self._runner.send(ClearCache())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLEAR_S):
+                await self._cleared
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta | Notice | Finished]:
         """See provider.generation.Serving.generate."""
@@ -167,6 +262,7 @@ class ModelSlot:
                 if isinstance(event, Finished):
                     return
         finally:
+            self.used_at = self._clock()
             if self._streams.pop(request.request_id, None) is not None:
                 self._send(Cancel(request.request_id))
 
@@ -183,7 +279,7 @@ class ModelSlot:
         return []
 
     def _admit(self, request: GenerationRequest) -> Stream:
-        if self.status in ("failed", "stopped"):
+        if self.status in ("failed", "unloaded"):
             raise RequestFailed(wire.unavailable(f"The model {self.id} is not running: {self.reason}", "slot_state"))
         if self.open >= self.limits.max_concurrent + self.limits.max_waiting:
             message = f"{self.open} requests are running or waiting for {self.id}; try again shortly."
@@ -193,6 +289,7 @@ class ModelSlot:
         if not self._streams:
             self._heard_at = self._clock()
         stream = self._streams[request.request_id] = Stream(request)
+        self.used_at = self._clock()
         self.totals.requests += 1
         return stream
 
@@ -200,15 +297,34 @@ class ModelSlot:
         if self._runner is not None and self.status == "ready":
             self._runner.send(command)
 
-    def _on_report(self, report: Report) -> None:
+    def _on_report(self, report: Report | Granted) -> None:
         self._heard_at = self._clock()
+        if isinstance(report, Granted):
+            self._note_grant(report)
+            return
         if report.state is not None:
             self.engine = report.state
             self.rates.note(report)
+            if self._cleared is not None and not self._cleared.done():
+                self._cleared.set_result(None)
         if report.sequences is not None and self._described is not None and not self._described.done():
             self._described.set_result(report.sequences)
         for event in report.events:
             self._deliver(event)
+
+    def _note_grant(self, granted: Granted) -> None:
+        if self.loaded is not None:
+            self.loaded = msgspec.structs.replace(self.loaded, n_ctx=granted.n_ctx, pool_tokens=granted.pool_tokens)
+        asked = self._asked.get(granted.epoch)
+        if asked is not None and not asked.done():
+            asked.set_result(granted.accepted)
+
+    def _forget_worker(self) -> None:
+        """Of a worker that has ended: it holds nothing, and owes no answer."""
+        self._runner, self.engine = None, EngineState()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(True)
 
     def _deliver(self, event: Event) -> None:
         stream = self._streams.get(event.request_id)
@@ -236,7 +352,8 @@ class ModelSlot:
     async def _launch(self) -> None:
         self.status = "loading"
         self._runner = self._create_runner()
-        self.loaded = await self._runner.start(self._spec, self._on_report)
+        self.loaded = await self._runner.start(self.spec, self._on_report)
+        self.engine = EngineState(active_bytes=self.loaded.active_bytes)
         self.status, self.reason = "ready", None
         self._heard_at = self._clock()
         log.info(
@@ -252,8 +369,8 @@ class ModelSlot:
         try:
             while self._runner is not None:
                 how = await self._runner.wait_ended()
-                self._mourn(how)
                 await self._runner.stop()
+                self._mourn(how)
                 if not await self._relaunch(how):
                     return
         except Exception as error:
@@ -263,7 +380,7 @@ class ModelSlot:
     def _mourn(self, how: str) -> None:
         """Ends the streams that cannot start again."""
         self.status = "loading"
-        self.engine = EngineState()
+        self._forget_worker()
         self.totals.restarts += 1
         self._deaths = [at for at in self._deaths if self._clock() - at < QUICK_DEATHS_S] + [self._clock()]
         lost = [one for one in self._streams.values() if one.begun or one.entries >= ENTRIES]
@@ -277,6 +394,10 @@ class ModelSlot:
             await asyncio.sleep(BACKOFF_S[min(len(self._deaths), len(BACKOFF_S)) - 1])
             try:
                 await self._launch()
+            except SelfTestFailed as error:
+                self._nonsense = True
+                self._give_up(str(error))
+                return False
             except (ModelError, WorkerError) as error:
                 log.error("worker_restart_failed model=%s error=%s", self.id, error)
                 how = str(error)
@@ -287,10 +408,13 @@ class ModelSlot:
         return False
 
     def _give_up(self, reason: str) -> None:
-        """Until the provider is started again."""
+        """Until the model is loaded again."""
         self.status, self.reason = "failed", reason
+        self._forget_worker()
+        self.loaded = None
         log.error("slot_failed model=%s reason=%s", self.id, reason)
         self._end_all(wire.unavailable(f"The model {self.id} is not running: {reason}", "slot_state"))
+        self._on_failed(self._nonsense)
 
     async def _watch(self) -> None:
         """Ends a worker whose engine has gone silent; `_keep_alive` then replaces it."""
