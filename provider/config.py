@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provider.errors import ConfigError
 from provider.memory.caps import GIB
+from provider.mtp.policy import Mode as MtpMode
+from provider.mtp.policy import is_killed
 
 ExactMode = Literal["off", "auto", "on"]
-MtpMode = Literal["auto", "on", "off"]
 NoticeMode = Literal["comment", "chunk", "off"]
 BackendName = Literal["mlx", "sim"]
 
@@ -90,6 +91,11 @@ class ProviderConfig:
         limit = self.provider.memory_limit_gb
         return None if limit is None else int(limit * GIB)
 
+    @property
+    def mtp_drafter_path(self) -> Path | None:
+        path = self.engine.mtp_drafter_path
+        return None if path is None else Path(path).expanduser()
+
     def without_effect(self) -> list[str]:
         """The keys that are set and that this release does not act on; start-up warns of each."""
         told = {
@@ -145,7 +151,7 @@ def read_config(
         backend=backend,
         idle_timeout_mins=told.models.idle_timeout_mins,
         preload=tuple(told.models.preload),
-        mtp_killed=env.get("DARKBLOOM_MTP", "").strip().lower() in ("0", "false", "no", "off"),
+        mtp_killed=is_killed(env.get("DARKBLOOM_MTP")),
     )
 
 

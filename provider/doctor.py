@@ -26,6 +26,10 @@ from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.models.commands import memory_required_bytes, readable_bytes
 from provider.models.inspection import Inspection, inspect_model
 from provider.models.resolve import find_model
+from provider.mtp.head import ExternalHead, InlineHead
+from provider.mtp.policy import Declaration, Off, Reason
+from provider.mtp.verdict import Verdict as MtpVerdict
+from provider.mtp.verdict import fix, judge
 from provider.probes import (
     CoordinatorOutcome,
     DirectoryFacts,
@@ -69,6 +73,7 @@ class ModelFacts:
     id: str
     inspection: Inspection | None
     error: str | None
+    mtp: MtpVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,7 @@ def diagnose(facts: Facts) -> list[Finding]:
         *judge_memory(facts.hardware, facts.mlx, facts.config, facts.models),
         judge_mlx(facts.mlx, facts.hardware),
         *map(judge_model, facts.models),
+        *filter(None, map(judge_head, facts.models)),
         *(judge_port(port, state, facts.ports_asked_for) for port, state in facts.ports.items()),
         judge_data_dir(facts.data_dir),
         judge_postgres(facts.postgres),
@@ -180,6 +186,22 @@ def judge_model(model: ModelFacts) -> Finding:
     size = readable_bytes(found.size_bytes or 0)
     said = f"{model.id}: {found.family}, {size} of {found.quantization or found.dtype} weights"
     return Finding("model files", Status.PASS, f"{said}, context {found.context_length}.")
+
+
+def judge_head(model: ModelFacts) -> Finding | None:
+    """Nothing is said of a checkpoint without a head that was not asked to have one."""
+    verdict, name = model.mtp, "prediction head"
+    if verdict is None or (verdict.declaration is Declaration.ABSENT and verdict.reason is Reason.CONFIG_DISABLED):
+        return None
+    match verdict.choice:
+        case Off(Reason.KILL_SWITCH_DISABLED | Reason.CONFIG_DISABLED as reason, detail):
+            return Finding(name, Status.PASS, f"{model.id} decodes plainly ({reason}): {detail}.")
+        case Off(reason, detail):
+            return Finding(name, Status.WARN, f"{model.id} decodes plainly ({reason}): {detail}.", fix(reason))
+        case InlineHead() | ExternalHead() as head:
+            return Finding(name, Status.PASS, f"{model.id} drafts up to {head.max_drafts} tokens a round.")
+        case _:
+            assert_never(verdict.choice)
 
 
 def judge_port(port: int, state: PortState, asked_for: bool) -> Finding:
@@ -272,7 +294,7 @@ def gather(
         config=config,
         hardware=read_hardware(),
         mlx=try_mlx(),
-        models=tuple(map(_model_facts, names)),
+        models=tuple(_model_facts(name, config) for name in names),
         ports={port: try_port(port) for port in ports or DEFAULT_PORTS},
         ports_asked_for=bool(ports),
         data_dir=try_directory(directory or Path.home()),
@@ -294,12 +316,25 @@ def _configured_models(config: ProviderConfig | str) -> list[str]:
     return named or [BUNDLED_MODEL_ID]
 
 
-def _model_facts(name: str) -> ModelFacts:
+def _model_facts(name: str, config: ProviderConfig | str) -> ModelFacts:
     try:
         found = find_model(name)
-        return ModelFacts(found.id, inspect_model(found.directory), None)
+        inspection = inspect_model(found.directory)
+        return ModelFacts(found.id, inspection, None, _mtp(inspection, config))
     except ModelError as error:
         return ModelFacts(name, None, str(error))
+
+
+def _mtp(found: Inspection, config: ProviderConfig | str) -> MtpVerdict | None:
+    if isinstance(config, str):
+        return None
+    return judge(
+        found.directory,
+        found.mtp,
+        killed=config.mtp_killed,
+        mode=config.engine.mtp_mode,
+        drafter_path=config.mtp_drafter_path,
+    )
 
 
 # The command

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from provider.config import BackendName, ExactMode
-from provider.config import MtpMode as MtpModeName
+from provider.mtp.policy import Mode
 
 TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
 """Keeps a provider's token out of process lists."""
@@ -19,11 +19,11 @@ DataDir = Annotated[Path | None, typer.Option(help="Where state is kept. [env: D
 Backend = Annotated[BackendName, typer.Option(help="sim computes no tensors: for load tests.")]
 ContextLength = Annotated[int | None, typer.Option(help="Token positions one chat may have.", min=2)]
 KvPoolTokens = Annotated[int | None, typer.Option(help="Token positions of all resident chats of a model.", min=2)]
-MtpDrafterPath = Annotated[str | None, typer.Option(help="An external drafter. Without effect in this release.")]
+MtpDrafterPath = Annotated[str | None, typer.Option(help="A directory with a prediction head, for --mtp-mode on.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Chats of a model that run at once.", min=1)]
 Exact = Annotated[ExactMode | None, typer.Option(help="Exact concurrency; 'on' is refused in this release.")]
 MtpMode = Annotated[
-    MtpModeName | None, typer.Option(help="Drafting is not part of this release; /props says why it is off.")
+    Mode | None, typer.Option(help="Draft with a prediction head: auto takes an embedded one; /props says why not.")
 ]
 PreemptRamGb = Annotated[
     float | None, typer.Option(help="RAM for parked chats, GiB. Without effect in this release.", min=0)

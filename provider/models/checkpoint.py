@@ -6,8 +6,9 @@ from pathlib import Path
 from provider.errors import ModelError, ModelUnsupported
 from provider.models.architecture import Architecture
 from provider.models.dtypes import ITEMSIZE
-from provider.models.inspection import MtpDeclaration, inspect_model
+from provider.models.inspection import inspect_model
 from provider.models.weight_files import weight_digest
+from provider.mtp.probe import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class Checkpoint:
     size_bytes: int
     eos_token_ids: frozenset[int]
     vision: bool
-    mtp: MtpDeclaration
+    mtp: Probe
+    """Whether it declares a head: asked once, for whoever decides about drafting."""
 
     @property
     def context_length(self) -> int:

@@ -3,7 +3,8 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, assert_never
 
 import typer
 from rich.console import Console
@@ -15,8 +16,12 @@ from provider.memory.floors import DEFAULT_FLOOR_BYTES
 from provider.memory.requirement import Charge, required_for_load
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.hub_cache import cache_directory, cached_models
-from provider.models.inspection import Inspection, MtpDeclaration, inspect_model
+from provider.models.inspection import Inspection, inspect_model
 from provider.models.resolve import ResolvedModel, find_model
+from provider.mtp.head import ExternalHead, InlineHead
+from provider.mtp.policy import Off, is_killed
+from provider.mtp.probe import Probe, probe
+from provider.mtp.verdict import Verdict, judge
 
 DEFAULT_MAX_CONCURRENT = 8
 
@@ -62,7 +67,7 @@ def describe(model: ResolvedModel) -> dict[str, Any]:
     try:
         return {**place, **_facts(inspect_model(model.directory))}
     except ModelError as error:
-        mtp = _mtp(MtpDeclaration.UNDETERMINABLE)
+        mtp = _mtp(model.directory, probe(model.directory))
         return {**place, "mtp": mtp, "supported": False, "reason": None, "problems": [str(error)]}
 
 
@@ -98,15 +103,39 @@ def _facts(found: Inspection) -> dict[str, Any]:
         "tie_word_embeddings": None if layers is None else layers.tie_word_embeddings,
         "eos_token_ids": sorted(found.eos_token_ids),
         "vision": found.vision,
-        "mtp": _mtp(found.mtp),
+        "mtp": _mtp(found.directory, found.mtp),
         "supported": found.unsupported is None and not found.problems,
         "reason": found.unsupported,
         "problems": list(found.problems),
     }
 
 
-def _mtp(declaration: MtpDeclaration) -> dict[str, Any]:
-    return {"declared": declaration.value, "active": False, "reason": declaration.inactive_reason}
+def _mtp(directory: Path, found: Probe) -> dict[str, Any]:
+    """Under the default mode, and this environment's kill switch."""
+    verdict = judge(directory, found, killed=is_killed(os.environ.get("DARKBLOOM_MTP")))
+    return {
+        "declared": verdict.declaration.value,
+        "active": verdict.active,
+        "reason": verdict.reason,
+        "detail": verdict.detail,
+        "head": _head(verdict),
+    }
+
+
+def _head(verdict: Verdict) -> dict[str, Any] | None:
+    match verdict.choice:
+        case Off():
+            return None
+        case InlineHead() | ExternalHead() as head:
+            return {
+                "block_size": head.block_size,
+                "tensors": len(head.tensors),
+                "packed_modules": len(head.packings),
+                "size_bytes": head.payload_bytes,
+                "kv_bytes_per_token": head.kv_bytes_per_token,
+            }
+        case _:
+            assert_never(verdict.choice)
 
 
 def _list_table(found: list[dict[str, Any]]) -> Table:
@@ -145,11 +174,18 @@ def _shown(name: str, value: Any) -> str:
         case int() if name.endswith(("_bytes", "_per_token")):
             return readable_bytes(value)
         case dict():
-            return f"{value['declared']}; off ({value['reason']})"
+            return _shown_mtp(value)
         case list():
             return ", ".join(map(str, value))
         case _:
             return str(value)
+
+
+def _shown_mtp(mtp: Mapping[str, Any]) -> str:
+    if not mtp["active"]:
+        return f"{mtp['declared']}; off ({mtp['reason']}): {mtp['detail']}"
+    head = mtp["head"]
+    return f"{mtp['declared']}; on, up to {head['block_size'] - 1} drafts a round, {readable_bytes(head['size_bytes'])}"
 
 
 def readable_bytes(count: int) -> str:

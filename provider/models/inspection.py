@@ -6,7 +6,6 @@ strict form for whoever is about to serve it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,9 @@ from provider.models.families import FAMILIES, read_architecture, text_config
 from provider.models.json_file import read_json_object
 from provider.models.quantization import foreign_quantization, quantization_summary
 from provider.models.weight_files import Weights, read_weights
-
-
-class MtpDeclaration(StrEnum):
-    """Whether a checkpoint says that it brings a prediction head (`mtplx_mtp` in config.json)."""
-
-    DECLARED = "declared"
-    ABSENT = "absent"
-    UNDETERMINABLE = "undeterminable"
-
-    @property
-    def inactive_reason(self) -> str:
-        """Why nothing is drafted: this release has no drafting engine, whatever is declared."""
-        return "config_disabled" if self is MtpDeclaration.ABSENT else "engine_inactive"
+from provider.mtp.declaration import head_prefix
+from provider.mtp.policy import family
+from provider.mtp.probe import Probe, probe_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +83,16 @@ class Inspection:
         return declared and (self.weights is None or any(map(_is_vision, self.weights.tensors)))
 
     @property
-    def mtp(self) -> MtpDeclaration:
-        declaration = self.config.get("mtplx_mtp")
-        included = isinstance(declaration, dict) and declaration.get("included") is True
-        return MtpDeclaration.DECLARED if included else MtpDeclaration.ABSENT
+    def mtp(self) -> Probe:
+        """Of the config as it was read; the decision about drafting starts from it."""
+        return probe_config(self.config)
 
 
 def inspect_model(directory: Path) -> Inspection:
     """Raises ModelError only when config.json itself is missing or cannot be read."""
     config = read_json_object(directory / "config.json")
     problems: list[str] = []
-    weights = _weights(directory, problems)
+    weights = _weights(directory, head_prefix(config), problems)
     eos = _eos(directory, problems)
     architecture, unsupported = _architecture(config)
     return Inspection(
@@ -121,12 +109,13 @@ def inspect_model(directory: Path) -> Inspection:
 def model_family(config: Mapping[str, Any]) -> str:
     """`model_type`, trimmed, lower-cased and without `_text` (docs/mtp.md); empty when there is none."""
     declared = config.get("model_type")
-    return declared.strip().lower().removesuffix("_text") if isinstance(declared, str) else ""
+    return family(declared) if isinstance(declared, str) else ""
 
 
-def _weights(directory: Path, problems: list[str]) -> Weights | None:
+def _weights(directory: Path, head_prefix: str | None, problems: list[str]) -> Weights | None:
+    """What is wrong with an embedded head is no problem of the model's: its own inspection says it."""
     try:
-        return read_weights(directory)
+        return read_weights(directory, head_prefix)
     except ModelError as error:
         problems.append(str(error))
         return None

@@ -2,8 +2,11 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from provider.errors import ModelError
 from provider.models.json_file import read_json_object
@@ -31,21 +34,23 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     A file named here may be missing. Raises ModelError when there are none, or the index is broken.
     """
     index = directory / INDEX_NAME
-    names = set(_weight_map(index).values()) if index.exists() else _implied(directory)
-    if not names:
-        raise ModelError(f"{directory} has no *.safetensors weights: {REMEDY}, or convert it to safetensors.")
-    return tuple(directory / name for name in sorted(names))
+    return _in(directory, _checked(_listed(index), index).values() if index.exists() else _implied(directory))
 
 
-def read_weights(directory: Path) -> Weights:
-    """Raises ModelError, naming the file, for a missing or broken one or a misplaced tensor."""
-    files = weight_files(directory)
-    headers = {path.name: read_header(path) for path in files}
+def read_weights(directory: Path, head_prefix: str | None = None) -> Weights:
+    """Raises ModelError, naming the file, for a missing or broken one or a misplaced tensor.
+
+    What the index lists under `head_prefix` is an embedded prediction head: it counts as far as it can be read, for
+    the model is served without it too.
+    """
     index = directory / INDEX_NAME
-    if index.exists():
-        _check_against_index(directory, _weight_map(index), headers)
+    trunk, head = _split(_listed(index), head_prefix) if index.exists() else ({}, {})
+    files = _in(directory, _checked(trunk, index).values()) if index.exists() else weight_files(directory)
+    headers = {path.name: read_header(path) for path in files}
+    _check_against_index(directory, trunk, headers)
+    headers |= _readable(directory, set(filter(_is_file_name, head.values())) - headers.keys())
     tensors = {name: tensor for header in headers.values() for name, tensor in header.tensors.items()}
-    return Weights(files, tensors)
+    return Weights(_in(directory, headers), tensors)
 
 
 def weight_digest(directory: Path) -> str:
@@ -64,11 +69,38 @@ def weight_digest(directory: Path) -> str:
     return lines.hexdigest()
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _in(directory: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    found = tuple(directory / name for name in sorted(set(names)))
+    if not found:
+        raise ModelError(f"{directory} has no *.safetensors weights: {REMEDY}, or convert it to safetensors.")
+    return found
+
+
+def _listed(index: Path) -> dict[str, Any]:
     weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
+    if not isinstance(weight_map, dict):
         raise ModelError(f"{index} has no usable weight_map: {REMEDY}.")
     return weight_map
+
+
+def _split(weight_map: dict[str, Any], head_prefix: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is not a head's, and what is."""
+    head = {name: file for name, file in weight_map.items() if head_prefix and name.startswith(head_prefix)}
+    return {name: file for name, file in weight_map.items() if name not in head}, head
+
+
+def _checked(weight_map: dict[str, Any], index: Path) -> dict[str, str]:
+    if not all(map(_is_file_name, weight_map.values())):
+        raise ModelError(f"{index} has no usable weight_map: {REMEDY}.")
+    return weight_map
+
+
+def _readable(directory: Path, names: Iterable[str]) -> dict[str, SafetensorsHeader]:
+    found = {}
+    for name in names:
+        with suppress(ModelError):
+            found[name] = read_header(directory / name)
+    return found
 
 
 def _is_file_name(name: object) -> bool:

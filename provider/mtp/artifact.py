@@ -46,9 +46,10 @@ def reinspect(head: InlineHead) -> InlineHead:
 
 def _inspect(directory: Path) -> InlineHead:
     config_path, index_path = directory / "config.json", directory / INDEX_NAME
-    raw_config, raw_index = read_small(config_path), read_small(index_path)
+    raw_config = read_small(config_path)
     config = parse_object(raw_config, config_path)
     declared = read_declaration(config, config_path)
+    raw_index = read_small(index_path)
     files = weight_map(parse_object(raw_index, index_path), index_path)
     listed = _listed(files, declared.prefix, index_path)
     shards = {name: read_shard(directory / name) for name in sorted(set(files.values()))}

@@ -41,6 +41,15 @@ def read_declaration(config: Mapping[str, Any], path: Path) -> HeadDeclaration:
     )
 
 
+def head_prefix(config: Mapping[str, Any]) -> str | None:
+    """Under which name the tensors of a declared head lie, also where the declaration is not sound; None without."""
+    declared = config.get("mtplx_mtp")
+    if not isinstance(declared, dict) or declared.get("included") is not True:
+        return None
+    prefix = declared.get("prefix", DEFAULT_PREFIX)
+    return prefix if isinstance(prefix, str) and PREFIX.fullmatch(prefix) else DEFAULT_PREFIX
+
+
 def read_block_size(declared: Mapping[str, Any], path: Path) -> int:
     size = declared.get("block_size", DEFAULT_BLOCK_SIZE)
     if not isinstance(size, int) or isinstance(size, bool) or size not in BLOCK_SIZES:

@@ -10,9 +10,10 @@ from provider.errors import ModelError, ModelUnsupported
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.checkpoint import read_checkpoint
 from provider.models.eos import eos_token_ids
-from provider.models.inspection import MtpDeclaration, inspect_model
+from provider.models.inspection import inspect_model
 from provider.models.quantization import quantization_summary
 from provider.models.weight_files import weight_digest
+from provider.mtp.policy import Declaration
 from tests.fixtures.checkpoints import (
     TEXT_CONFIG,
     qwen_config,
@@ -42,12 +43,39 @@ def test_bytes_per_sequence_follow_from_the_dimensions() -> None:
     assert found.state_bytes == 6 * (4 * 32 * 32 * 4 + 3 * (2 * 2 * 32 + 4 * 32) * 2)
 
 
-def test_a_declared_head_says_why_it_does_nothing() -> None:
-    declaration = read_checkpoint(BUNDLED_MODEL_DIR).mtp
+def test_a_checkpoint_says_whether_it_declares_a_head(tmp_path: Path) -> None:
+    assert read_checkpoint(BUNDLED_MODEL_DIR).mtp.declaration is Declaration.DECLARED
+    assert read_checkpoint(write_model(tmp_path)).mtp.declaration is Declaration.ABSENT
 
-    assert declaration is MtpDeclaration.DECLARED
-    assert declaration.inactive_reason == "engine_inactive"
-    assert MtpDeclaration.ABSENT.inactive_reason == "config_disabled"
+
+HEADED = {**qwen_config(), "mtplx_mtp": {"included": True}}
+
+
+@pytest.mark.parametrize("damage", ["missing", "foreign", "misplaced", "outside"])
+def test_a_broken_head_is_no_problem_of_its_model(tmp_path: Path, damage: str) -> None:
+    model = write_sharded_model(tmp_path)
+    (model / "config.json").write_text(json.dumps(HEADED))
+    index = model / "model.safetensors.index.json"
+    files = json.loads(index.read_text())["weight_map"]
+    shard = "../mtp.safetensors" if damage == "outside" else "mtp-00001.safetensors"
+    index.write_text(json.dumps({"weight_map": {**files, "mtp.fc.weight": shard}}))
+    if damage != "missing":
+        write_safetensors(model / "mtp-00001.safetensors", {"mtp.other.weight": ("BF16", [8])})
+    if damage == "foreign":
+        (model / "mtp-00001.safetensors").write_bytes(b"text")
+
+    found = inspect_model(model)
+    assert found.problems == ()
+    assert found.size_bytes == 64 * 16 * 2 + 16 * 2 + (16 if damage == "misplaced" else 0)
+
+
+def test_without_a_declaration_a_missing_file_is_a_problem_whatever_its_tensors_are_called(tmp_path: Path) -> None:
+    model = write_sharded_model(tmp_path)
+    index = model / "model.safetensors.index.json"
+    files = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**files, "mtp.fc.weight": "mtp-00001.safetensors"}}))
+
+    assert "mtp-00001.safetensors is missing" in inspect_model(model).problems[0]
 
 
 def test_a_flat_config_reads_as_a_nested_one(tmp_path: Path) -> None:

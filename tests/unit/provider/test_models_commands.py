@@ -1,13 +1,14 @@
 """`models list` and `models inspect`, as a shell sees them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from provider.models.bundled import BUNDLED_MODEL_ID
+from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.commands import app, readable_bytes
 from tests.fixtures.checkpoints import qwen_config, write_model, write_sharded_model
 
@@ -17,13 +18,14 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def run(cache: Path, *arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, arguments, env={"HF_HUB_CACHE": str(cache), "COLUMNS": "120"})
+def run(cache: Path, *arguments: str, **env: str | None) -> tuple[int, str]:
+    always = {"HF_HUB_CACHE": str(cache), "COLUMNS": "120", "DARKBLOOM_MTP": None}
+    result = CliRunner().invoke(app, arguments, env={**always, **env})
     return result.exit_code, result.stdout
 
 
-def inspect(cache: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    code, said = run(cache, "inspect", *arguments, "--json")
+def inspect(cache: Path, *arguments: str, **env: str | None) -> tuple[int, dict[str, Any]]:
+    code, said = run(cache, "inspect", *arguments, "--json", **env)
     facts: dict[str, Any] = json.loads(said)
     return code, facts
 
@@ -39,7 +41,19 @@ def test_inspecting_the_bundled_model_answers_every_question(cache: Path) -> Non
         "reason": None,
         "problems": [],
     }
-    assert facts["mtp"] == {"declared": "declared", "active": False, "reason": "engine_inactive"}
+    assert facts["mtp"] == {
+        "declared": "declared",
+        "active": True,
+        "reason": None,
+        "detail": None,
+        "head": {
+            "block_size": 3,
+            "tensors": 15,
+            "packed_modules": 0,
+            "size_bytes": 394624,
+            "kv_bytes_per_token": 256,
+        },
+    }
     assert (facts["kv_bytes_per_token"], facts["state_bytes"]) == (512, 107520)
     minimum_kv = 8 * (107520 + 4096 * 512)
     assert facts["memory_required_bytes"] == facts["size_bytes"] * 6 // 5 + 11 * 2**29 + minimum_kv
@@ -61,8 +75,43 @@ def test_a_model_with_an_unreadable_config_still_gets_an_answer(cache: Path, tmp
     code, facts = inspect(cache, str(model))
 
     assert code == 1
-    assert facts["mtp"]["declared"] == "undeterminable"
+    mtp = facts["mtp"]
+    assert (mtp["declared"], mtp["reason"]) == ("undeterminable", "inline_artifact_invalid")
+    assert "config.json" in mtp["detail"]
     assert "config.json" in facts["problems"][0]
+
+
+def test_the_kill_switch_of_this_environment_counts(cache: Path) -> None:
+    code, facts = inspect(cache, BUNDLED_MODEL_ID, DARKBLOOM_MTP="off")
+
+    assert code == 0
+    assert (facts["mtp"]["active"], facts["mtp"]["reason"]) == (False, "kill_switch_disabled")
+    assert "off (kill_switch_disabled): DARKBLOOM_MTP" in run(cache, "inspect", BUNDLED_MODEL_ID, DARKBLOOM_MTP="0")[1]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not safetensors"])
+def test_a_broken_head_is_named_and_leaves_its_model_served(cache: Path, tmp_path: Path, content: bytes | None) -> None:
+    model = shutil.copytree(BUNDLED_MODEL_DIR, tmp_path / "model")
+    (model / "mtp-00001.safetensors").unlink()
+    if content is not None:
+        (model / "mtp-00001.safetensors").write_bytes(content)
+    code, facts = inspect(cache, str(model))
+
+    assert (code, facts["supported"], facts["problems"]) == (0, True, [])
+    assert (facts["mtp"]["declared"], facts["mtp"]["reason"]) == ("declared", "inline_artifact_invalid")
+    assert "mtp-00001.safetensors" in facts["mtp"]["detail"]
+    assert facts["mtp"]["head"] is None
+
+
+def test_the_head_is_spoken_of_also_when_a_shard_of_the_trunk_is_missing(cache: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(BUNDLED_MODEL_DIR, tmp_path / "model")
+    (model / "model-00001-of-00001.safetensors").unlink()
+    code, facts = inspect(cache, str(model))
+
+    assert code == 1
+    assert "model-00001-of-00001.safetensors is missing" in facts["problems"][0]
+    assert facts["mtp"]["reason"] == "inline_artifact_invalid"
+    assert "model-00001-of-00001.safetensors: is missing" in facts["mtp"]["detail"]
 
 
 def test_a_foreign_model_is_no_failure(cache: Path, tmp_path: Path) -> None:
@@ -99,7 +148,7 @@ def test_people_get_tables(cache: Path) -> None:
     code, said = run(cache, "inspect", BUNDLED_MODEL_ID)
 
     assert code == 0
-    assert "declared; off (engine_inactive)" in said
+    assert "declared; on, up to 2 drafts a round, 385.38 KiB" in said
     assert "105.00 KiB" in said
 
 
