@@ -6,15 +6,34 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, make_url, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, func, make_url, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from coordinator.errors import BadConfiguration, StoreDown
-from coordinator.store.records import Record, Sighting, Token, TokenKind, Touch, Usage
-from coordinator.store.tables import ProviderRow, TokenRow, UsageRow
+from coordinator.store.records import (
+    MemoryTables,
+    Record,
+    Residency,
+    Sighting,
+    Token,
+    TokenKind,
+    Touch,
+    Usage,
+)
+from coordinator.store.tables import (
+    DesiredModelRow,
+    DesiredRevisionRow,
+    FloorRow,
+    ProviderRow,
+    ResidencyRow,
+    TokenRow,
+    UsageRow,
+)
+from provider.memory.floors import Floor
+from provider.protocol import DesiredModel, DesiredModels
 
 CONNECT_TIMEOUT_S = 3
 ANSWER_TIMEOUT_S = 5
@@ -87,6 +106,31 @@ class Store:
             for record in records:
                 await _write(connection, record)
 
+    async def memory_tables(self) -> MemoryTables:
+        async with self._transaction() as connection:
+            floors = (await connection.execute(select(FloorRow.__table__))).mappings().all()
+            residency = (await connection.execute(select(ResidencyRow.__table__))).mappings().all()
+        return MemoryTables(
+            {row["model_id"]: _floor(row) for row in floors}, {row["model_id"]: _residency(row) for row in residency}
+        )
+
+    async def desired_models(self) -> DesiredModels | None:
+        """The list of the highest revision; None when there has never been one."""
+        async with self._transaction() as connection:
+            return await _desired(connection)
+
+    async def desire(self, models: Sequence[DesiredModel], token_id: int, now: datetime) -> DesiredModels:
+        """That list with its revision: the next, or the same again when nothing has changed."""
+        async with self._transaction() as connection:
+            # Two coordinators that change it at once get two revisions, one after the other.
+            await connection.execute(text("lock table desired_revisions in exclusive mode"))
+            current = await _desired(connection)
+            if current is not None and current.models == list(models):
+                return current
+            made = DesiredModels(revision=1 if current is None else current.revision + 1, models=list(models))
+            await _write_desired(connection, made, token_id, now)
+        return made
+
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
         try:
@@ -115,6 +159,31 @@ def _token(row: object) -> Token:
         revoked_at=values["revoked_at"],
         last_used_at=values["last_used_at"],
     )
+
+
+def _floor(row: RowMapping) -> Floor:
+    return Floor(row["floor_bytes"], row["basis"], row["measured_on"], row["since_release"])
+
+
+def _residency(row: RowMapping) -> Residency:
+    return Residency(row["resident_bytes"], row["basis"], row["since_release"])
+
+
+async def _desired(connection: AsyncConnection) -> DesiredModels | None:
+    revision = await connection.scalar(select(func.max(DesiredRevisionRow.revision)))
+    if revision is None:
+        return None
+    query = select(DesiredModelRow.__table__).where(DesiredModelRow.revision == revision)
+    rows = (await connection.execute(query.order_by(DesiredModelRow.position))).mappings()
+    models = [DesiredModel(id=row["model_id"], source=row["source"], digest=row["digest"]) for row in rows]
+    return DesiredModels(revision=revision, models=models)
+
+
+async def _write_desired(connection: AsyncConnection, made: DesiredModels, token_id: int, now: datetime) -> None:
+    await connection.execute(insert(DesiredRevisionRow).values(revision=made.revision, token_id=token_id, made_at=now))
+    for position, model in enumerate(made.models):
+        values = {"model_id": model.id, "source": model.source, "digest": model.digest}
+        await connection.execute(insert(DesiredModelRow).values(revision=made.revision, position=position, **values))
 
 
 async def _add_token(connection: AsyncConnection, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:

@@ -1,8 +1,11 @@
 """What the store holds, as frozen values: rows do not leave this package."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from provider.memory.floors import Floor
 
 
 class TokenKind(StrEnum):
@@ -72,3 +75,20 @@ class Touch:
 
 
 Record = Usage | Sighting | Touch
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Measured weights of a loaded model. `since` is the first release of the provider that holds them."""
+
+    resident_bytes: int
+    basis: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTables:
+    """What has been measured of models, by exact id."""
+
+    floors: Mapping[str, Floor]
+    residency: Mapping[str, Residency]

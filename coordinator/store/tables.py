@@ -2,13 +2,24 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, Identity, Index, LargeBinary, MetaData, String
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
     "pk": "pk_%(table_name)s",
 }
 
@@ -64,3 +75,46 @@ class ProviderRow(Base):
     chip: Mapped[str]
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+
+
+class FloorRow(Base):
+    """provider.memory.floors, as the migrations have written it down."""
+
+    __tablename__ = "floors"
+    __table_args__ = (CheckConstraint("floor_bytes > 0", name="positive"),)
+
+    model_id: Mapped[str] = mapped_column(primary_key=True)
+    floor_bytes: Mapped[int] = mapped_column(BigInteger)
+    basis: Mapped[str]
+    measured_on: Mapped[str]
+    since_release: Mapped[str]
+
+
+class ResidencyRow(Base):
+    __tablename__ = "residency"
+    __table_args__ = (CheckConstraint("resident_bytes > 0", name="positive"),)
+
+    model_id: Mapped[str] = mapped_column(primary_key=True)
+    resident_bytes: Mapped[int] = mapped_column(BigInteger)
+    basis: Mapped[str]
+    since_release: Mapped[str]
+
+
+class DesiredRevisionRow(Base):
+    """One for each change of the list, an empty list included."""
+
+    __tablename__ = "desired_revisions"
+
+    revision: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    token_id: Mapped[int] = mapped_column(BigInteger)
+    made_at: Mapped[datetime]
+
+
+class DesiredModelRow(Base):
+    __tablename__ = "desired_models"
+
+    revision: Mapped[int] = mapped_column(ForeignKey(DesiredRevisionRow.revision), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    model_id: Mapped[str]
+    source: Mapped[str]
+    digest: Mapped[str | None]

@@ -155,7 +155,7 @@ async def coordinator(postgres: str, timings: Timings | None = None) -> AsyncIte
 
 async def _tokens(database: str) -> tuple[str, str, str]:
     with psycopg.connect(plain(database)) as connection:
-        connection.execute("truncate tokens, usage, providers")
+        connection.execute("truncate tokens, usage, providers, desired_models, desired_revisions")
     secrets = (new_secret(), new_secret(), new_secret())
     store = Store(database)
     for kind, secret in zip((TokenKind.API, TokenKind.ADMIN, TokenKind.PROVIDER), secrets, strict=True):

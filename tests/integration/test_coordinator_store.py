@@ -16,9 +16,11 @@ from coordinator.hub import Hub
 from coordinator.keys import hashed, new_secret
 from coordinator.recorder import Recorder
 from coordinator.store.postgres import Store, driver_url
-from coordinator.store.records import JobOutcome, Sighting, TokenKind, Touch, Usage
+from coordinator.store.records import JobOutcome, MemoryTables, Sighting, TokenKind, Touch, Usage
 from coordinator.store.schema import migrate
 from coordinator.store.tables import Base
+from provider.memory.floors import SHIPPED_FLOORS, SHIPPED_RESIDENCY_BYTES
+from provider.protocol import DesiredModel, DesiredModels
 from tests.integration.coordinator_harness import new_database, postgres, rows
 
 __all__ = ["postgres"]
@@ -127,6 +129,47 @@ def test_a_record_the_store_refuses_does_not_take_the_others_with_it(postgres: s
     asyncio.run(scene())
     assert rows(database, "select job_id from usage") == [("j1",)]
     assert rows(database, "select provider_id from providers") == [("p1",)]
+
+
+def test_the_migrated_tables_are_what_the_provider_ships(postgres: str) -> None:
+    """A provider's floors and the rows that the coordinator judges it by change in one commit."""
+    database = new_database(postgres)
+    migrate(database)
+
+    async def scene() -> MemoryTables:
+        store = Store(database)
+        tables = await store.memory_tables()
+        await store.close()
+        return tables
+
+    tables = asyncio.run(scene())
+    assert tables.floors == SHIPPED_FLOORS
+    assert {id: one.resident_bytes for id, one in tables.residency.items()} == SHIPPED_RESIDENCY_BYTES
+    assert all(one.basis and one.since for one in tables.residency.values())
+
+
+def test_desired_models_have_a_revision_that_only_rises(postgres: str) -> None:
+    database = new_database(postgres)
+    migrate(database)
+    one = [DesiredModel(id="b", source="/b"), DesiredModel(id="a", source="hub/a", digest="d")]
+
+    async def scene() -> None:
+        store = Store(database)
+        assert await store.desired_models() is None
+        assert await store.desire(one, 1, NOW) == DesiredModels(revision=1, models=one)
+        assert await store.desire(one, 1, NOW) == DesiredModels(revision=1, models=one)
+        assert (await store.desire([], 1, NOW)).revision == 2
+        assert await store.desired_models() == DesiredModels(revision=2, models=[])
+        assert (await store.desire(one, 1, NOW)).revision == 3
+        assert await store.desired_models() == DesiredModels(revision=3, models=one)
+        lists = [[DesiredModel(id=f"m{number}", source="x")] for number in range(4)]
+        made = await asyncio.gather(*(store.desire(each, 1, NOW) for each in lists))
+        assert sorted(each.revision for each in made) == [4, 5, 6, 7]
+        last = max(made, key=lambda each: each.revision)
+        assert await store.desired_models() == last
+        await store.close()
+
+    asyncio.run(scene())
 
 
 def test_a_database_that_is_away_is_store_down() -> None:
