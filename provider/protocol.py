@@ -6,9 +6,10 @@ to warn about, anything else that does not parse is a ProtocolViolation.
 """
 
 import json
+import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 * 2**20
@@ -26,6 +27,27 @@ CLOSE_SUPERSEDED = 4409
 
 M = TypeVar("M")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+INVALID: Literal["invalid"] = "invalid"
+
+
+def _measured(told: object) -> int | Literal["invalid"] | None:
+    if told is None:
+        return None
+    if isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < 2**63:
+        return int(told)
+    return INVALID
+
+
+Measured = Annotated[Count | Literal["invalid"] | None, BeforeValidator(_measured)]
+"""Bytes as a machine has read them. What is no number of bytes (negative, infinite, NaN) is `invalid` and takes nothing
+else of its frame with it; None: not reported."""
+
+
+def _finite(told: object) -> object:
+    return None if isinstance(told, float) and not math.isfinite(told) else told
+
+
+Rate = Annotated[float | None, BeforeValidator(_finite)]
 MemoryKind = Literal["unified", "discrete", "host"]
 Exactness = Literal["on", "off", "unavailable"]
 SlotState = Literal["idle", "running", "loading", "unloading", "failed"]
@@ -80,12 +102,12 @@ class Register(Wire):
 
 
 class MemoryReport(Wire):
-    physical_bytes: Count
-    effective_cap_bytes: Count
-    active_bytes: Count
-    cache_bytes: Count
-    activation_reserve_bytes: Count
-    free_for_load_bytes: Count
+    physical_bytes: Measured
+    effective_cap_bytes: Measured
+    active_bytes: Measured
+    cache_bytes: Measured
+    activation_reserve_bytes: Measured = None
+    free_for_load_bytes: Measured = None
 
 
 class Slot(Wire):
@@ -99,8 +121,8 @@ class Slot(Wire):
     tokens_queued: Count = 0
     tokens_max: Count = 0
     kv_bytes_per_token: Count = 0
-    decode_tps: float | None = None
-    prefill_tps: float | None = None
+    decode_tps: Rate = None
+    prefill_tps: Rate = None
 
 
 class Stats(Wire):

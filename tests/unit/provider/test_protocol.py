@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from provider.protocol import (
     Cancel,
+    Heartbeat,
     ProtocolViolation,
     Registered,
     UnknownType,
@@ -63,6 +64,56 @@ def test_a_register_that_would_break_those_who_show_it_is_a_violation(change: di
     assert parse_from_provider(json.dumps(REGISTER))
     with pytest.raises(ProtocolViolation):
         parse_from_provider(json.dumps({**REGISTER, **change}))
+
+
+BEAT = {
+    "type": "heartbeat",
+    "status": "idle",
+    "capacity_seq": 1,
+    "memory": {"physical_bytes": 8, "effective_cap_bytes": 6, "active_bytes": 0, "cache_bytes": 0},
+    "slots": [{"model": "m", "state": "idle", "decode_tps": float("nan")}],
+}
+
+
+def beaten(**memory: object) -> Heartbeat:
+    parsed = parse_from_provider(json.dumps({**BEAT, "memory": {**BEAT["memory"], **memory}}))  # type: ignore[dict-item]
+    assert isinstance(parsed, Heartbeat)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("told", "understood"),
+    [
+        (None, None),
+        (0, 0),
+        (2**40, 2**40),
+        (4.0, 4),
+        (4.7, 4),
+        (float("nan"), "invalid"),
+        (float("inf"), "invalid"),
+        (float("-inf"), "invalid"),
+        (-1, "invalid"),
+        (-0.5, "invalid"),
+        (2**63, "invalid"),
+        (10**400, "invalid"),
+        (True, "invalid"),
+        ("4", "invalid"),
+        ([], "invalid"),
+    ],
+)
+def test_a_reading_of_memory_that_is_no_number_of_bytes_spoils_nothing_else(told: object, understood: object) -> None:
+    beat = beaten(free_for_load_bytes=told, active_bytes=told)
+    assert (beat.memory.free_for_load_bytes, beat.memory.active_bytes) == (understood, understood)
+    assert (beat.memory.physical_bytes, beat.capacity_seq, beat.slots[0].model) == (8, 1, "m")
+    assert beat.slots[0].decode_tps is None
+    assert parse_from_provider(encode(beat)) == beat
+
+
+def test_a_reading_that_was_not_sent_is_not_reported() -> None:
+    memory = beaten().memory
+    assert (memory.free_for_load_bytes, memory.activation_reserve_bytes) == (None, None)
+    with pytest.raises(ProtocolViolation):
+        parse_from_provider(json.dumps({**BEAT, "memory": {}}))
 
 
 def test_an_unknown_type_is_told_apart() -> None:
