@@ -123,10 +123,9 @@ def _alternatives(facts: MachineFacts) -> list[Alternative]:
 
 def _required_instead(facts: MachineFacts, model: Candidate) -> int:
     """With the serving set that would then apply: nobody's leaving is assumed where nothing is declared."""
-    if facts.advertised is None:
-        declared = None
-    else:
-        declared = (*(id for id in facts.advertised if id != facts.target), model.id)
+    declared = facts.advertised
+    if declared is not None:
+        declared = (*(id for id in declared if id != facts.target), model.id)
     reserve = reserve_for(facts, declared, model)
     return required_for_load(Charge(model.size_bytes), reserve, model.minimum_kv_bytes)
 

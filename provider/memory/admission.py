@@ -73,6 +73,7 @@ def live_kv_headroom(reading: Reading, activation_reserve_bytes: int) -> int:
 
 
 def _reachable(reading: Reading, own_bytes: int) -> int:
-    if reading.available_bytes is None:
-        return reading.physical_bytes - reading.active_bytes - reading.cache_bytes + own_bytes
-    return min(reading.physical_bytes, reading.available_bytes + own_bytes)
+    available = reading.available_bytes
+    if available is None:
+        available = reading.physical_bytes - reading.active_bytes - reading.cache_bytes
+    return min(reading.physical_bytes, available + own_bytes)

@@ -5,6 +5,7 @@ host's whole memory (or its container's limit), a discrete GPU's own.
 """
 
 import math
+from fractions import Fraction
 
 GIB = 2**30
 CAP_FRACTION = 0.90
@@ -23,7 +24,12 @@ def cap_fraction(told: str | None) -> float:
 def gib_to_bytes(told: str | None) -> int | None:
     """A variable in GiB, decimals allowed; None for what is no finite number above 0."""
     value = _number(told)
-    return int(value * GIB) if value is not None and value > 0 else None
+    return gib(value) if value is not None and value > 0 else None
+
+
+def gib(count: float) -> int:
+    """In bytes, of any finite number however large."""
+    return int(Fraction(count) * GIB)
 
 
 def hard_cap(physical_bytes: int, fraction: float = CAP_FRACTION) -> int:

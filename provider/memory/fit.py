@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from provider.memory.admission import Reading, ceiling_for_load, usable_for_load
-from provider.memory.requirement import padded_weights
 
 
 class Fit(StrEnum):
@@ -46,6 +45,4 @@ def fitting(candidates: Iterable[Alternative], ceiling_bytes: int) -> list[Alter
 
 def largest_loadable_size(ceiling_bytes: int, headroom_bytes: int) -> int:
     """Of a checkpoint on disk, in bytes, that the gate would still let in."""
-    left = max(0, ceiling_bytes - headroom_bytes)
-    size = left * 5 // 6
-    return size if padded_weights(size) <= left else size - 1
+    return max(0, ceiling_bytes - headroom_bytes) * 5 // 6
