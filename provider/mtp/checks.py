@@ -71,8 +71,9 @@ def _check_payload(tensors: Tensors, path: Path) -> None:
 def _check_kind(tensors: Tensors, target: Target, path: Path) -> None:
     dense = isinstance(target.dimensions.feed_forward, Dense)
     if dense == any(".mlp.experts." in name or ".mlp.switch_mlp." in name for name in tensors):
-        kinds = ("a dense", "experts") if dense else ("an expert", "none")
-        raise Mismatch(f"the target has {kinds[0]} feed-forward, and the head's has {kinds[1]}", path)
+        raise Mismatch(
+            "the head has experts, and its target none" if dense else "the target has experts, and its head none", path
+        )
 
 
 def _packings(tensors: Tensors, quantization: HeadQuantization, modules: set[str], path: Path) -> dict[str, Packing]:
