@@ -15,6 +15,7 @@ from provider.doctor import (
     diagnose,
     is_failure,
     judge_coordinator,
+    judge_head,
     judge_memory,
     judge_mlx,
     judge_model,
@@ -24,6 +25,9 @@ from provider.doctor import (
 from provider.hardware import Hardware
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.inspection import inspect_model
+from provider.mtp.policy import Declaration, Mode, Off, Reason
+from provider.mtp.verdict import Verdict as MtpVerdict
+from provider.mtp.verdict import judge
 from provider.probes import (
     CoordinatorOutcome,
     DirectoryFacts,
@@ -33,6 +37,7 @@ from provider.probes import (
     Verdict,
 )
 from tests.fixtures.checkpoints import qwen_config, write_model
+from tests.fixtures.heads import headed_model
 
 GIB = 2**30
 MACHINE = Hardware(
@@ -192,6 +197,62 @@ def test_a_broken_or_foreign_model_fails(tmp_path: Path) -> None:
     assert "llama" in judge_model(ModelFacts("f", inspect_model(foreign), None)).message
     finding = judge_model(ModelFacts("b", inspect_model(broken), None))
     assert (finding.status, "model.safetensors" in finding.message) == (Status.FAIL, True)
+
+
+def with_head(directory: Path, killed: bool = False, mode: Mode = "auto") -> ModelFacts:
+    found = inspect_model(directory)
+    return ModelFacts("m", found, None, judge(directory, found.mtp, killed=killed, mode=mode))
+
+
+def test_a_head_that_will_draft_passes() -> None:
+    finding = judge_head(with_head(BUNDLED_MODEL_DIR))
+
+    assert finding is not None
+    assert (finding.status, finding.fix) == (Status.PASS, None)
+    assert "drafts up to 2 tokens a round" in finding.message
+
+
+def test_a_declared_head_that_cannot_draft_warns_with_its_reason_and_a_fix(tmp_path: Path) -> None:
+    model = headed_model()
+    model.drop("mtp.norm.weight")
+    finding = judge_head(with_head(model.write(tmp_path)))
+
+    assert finding is not None
+    assert finding.status is Status.WARN
+    assert "(inline_artifact_invalid)" in finding.message
+    assert "lacks norm.weight" in finding.message
+    assert finding.fix is not None
+
+
+@pytest.mark.parametrize(
+    ("killed", "mode", "reason"), [(True, "auto", "kill_switch_disabled"), (False, "off", "config_disabled")]
+)
+def test_a_head_that_was_switched_off_passes_and_names_the_reason(killed: bool, mode: Mode, reason: str) -> None:
+    finding = judge_head(with_head(BUNDLED_MODEL_DIR, killed, mode))
+
+    assert finding is not None
+    assert finding.status is Status.PASS
+    assert f"({reason})" in finding.message
+
+
+def test_every_reason_is_said_with_a_fix_unless_it_was_asked_for() -> None:
+    for reason in Reason:
+        verdict = MtpVerdict(Declaration.DECLARED, Off(reason, "why"))
+        finding = judge_head(ModelFacts("m", None, None, verdict))
+        assert finding is not None
+        assert f"({reason}): why." in finding.message
+        assert (finding.status is Status.PASS) == (finding.fix is None)
+
+
+def test_nothing_is_said_of_a_model_without_a_head(tmp_path: Path) -> None:
+    assert judge_head(with_head(write_model(tmp_path))) is None
+    assert judge_head(BUNDLED) is None
+
+
+def test_the_heads_finding_stands_among_the_others(facts: Facts) -> None:
+    findings = diagnose(replace(facts, models=(with_head(BUNDLED_MODEL_DIR),)))
+
+    assert found(findings, "prediction head").status is Status.PASS
 
 
 def test_a_full_disk_warns(facts: Facts, tmp_path: Path) -> None:
