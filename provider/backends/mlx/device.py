@@ -19,6 +19,11 @@ def device_memory() -> tuple[int | None, int | None]:
     return _integer(info.get("total_memory", info.get("memory_size"))), _integer(info.get("free_memory"))
 
 
+def reset_peak() -> None:
+    """From here on the peak is that of what follows."""
+    mx.reset_peak_memory()
+
+
 def tiny_product() -> float:
     """The sum of a matrix product whose value is known: 8 x 8 x 8 ones."""
     ones = mx.ones((8, 8))

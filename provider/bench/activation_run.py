@@ -1,0 +1,94 @@
+"""Measures one model's activations, in a process of its own: `python -m provider.bench.activation_run DIRECTORY`.
+
+The real engine serves eight chats with long prompts, half greedy and half sampled. After every step, what MLX had at
+its peak beyond the weights and beyond the keys, values and states that the ledger counts is what the step took.
+One JSON object on stdout; progress on stderr.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from provider.backends.mlx.device import device_name, reset_peak
+from provider.bench.activation import BATCH, Lengths, Measured, lengths_for
+from provider.engine import Engine
+from provider.generation import GenerationRequest, Sampling
+from provider.pipe import LoadSpec
+from provider.scheduler.sequence import State
+from provider.worker import build
+
+GREEDY = Sampling(temperature=0.0)
+SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=50, min_p=0.02)
+TOLD_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Of one step: bytes beyond weights and `held_bytes`, those of the chats."""
+
+    activation_bytes: int
+    held_bytes: int
+    prefilled: bool
+
+
+def measure(directory: Path) -> Measured:
+    engine, loaded = build(LoadSpec(backend="mlx", directory=str(directory), max_concurrent=BATCH))
+    lengths = lengths_for(loaded.n_ctx, engine.scheduler.limits.chunk_tokens)
+    weights = engine.backend.memory().active_bytes
+    for number in range(BATCH):
+        engine.submit(_request(number, lengths, loaded.vocab_size))
+    steps = list(_steps(engine, weights))
+    return Measured(
+        device=device_name(),
+        batch=BATCH,
+        prompt_tokens=lengths.prompt_tokens,
+        output_tokens=lengths.output_tokens,
+        active_bytes=weights,
+        kv_bytes=max(step.held_bytes for step in steps),
+        prefill_bytes=max((step.activation_bytes for step in steps if step.prefilled), default=0),
+        decode_bytes=max((step.activation_bytes for step in steps if not step.prefilled), default=0),
+    )
+
+
+def _steps(engine: Engine, weight_bytes: int) -> Iterator[Taken]:
+    """Until the first chat ends: from then on there are no longer eight."""
+    count = 0
+    while engine.scheduler.open == BATCH:
+        before = _held_by_chat(engine)
+        reset_peak()
+        plan = engine.step(lambda events: None).plan
+        after = _held_by_chat(engine)
+        held = sum(max(before[id], after.get(id, 0)) for id in before)
+        captured = len(plan.decode) * max(plan.drafts, default=0) * engine.backend.facts.state_bytes
+        peak = engine.backend.memory().peak_bytes
+        yield Taken(max(0, peak - weight_bytes - held - captured), held, bool(plan.prefill))
+        count += 1
+        if count % TOLD_EVERY == 0:
+            running = engine.scheduler.counts().running
+            print(f"step {count}: {running} of {BATCH} chats past their prompts", file=sys.stderr, flush=True)
+
+
+def _held_by_chat(engine: Engine) -> dict[str, int]:
+    """What exists by now, where the ledger already counts all of a prompt."""
+    pool = engine.scheduler.pool
+    inside = (State.PREFILL, State.RUNNING)
+    return {
+        one.id: pool.sequence_bytes(one.computed) if one.state in inside else 0 for one in engine.scheduler.states()
+    }
+
+
+def _request(number: int, lengths: Lengths, vocab_size: int) -> GenerationRequest:
+    rng = random.Random(number)
+    return GenerationRequest(
+        request_id=str(number),
+        prompt=[rng.randrange(vocab_size) for _ in range(lengths.prompt_tokens)],
+        max_tokens=lengths.output_tokens,
+        sampling=SAMPLED if number % 2 else GREEDY,
+    )
+
+
+if __name__ == "__main__":
+    json.dump(asdict(measure(Path(sys.argv[1]))), sys.stdout)
