@@ -6,13 +6,16 @@ that a token leaves as soon as it is sampled and a failing part ends only the re
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from provider.api import wire
-from provider.backends.base import Backend, Row
+from provider.backends.base import Backend, Row, Run
 from provider.generation import Delta, Entered, Event, Failed, Finished, FinishReason, GenerationRequest, Notice
+from provider.mtp.controller import Depth, FixedDepth
+from provider.mtp.tally import Tally
 from provider.scheduler.scheduler import Scheduler
 from provider.scheduler.sequence import Chunk, End, Plan
 from provider.text import Decode, TextStream
@@ -25,12 +28,14 @@ Part = Callable[[], list[Event]]
 
 @dataclass(slots=True)
 class Generation:
-    """An open request: its text so far, and every token it has drawn."""
+    """An open request: its text so far, every token it has drawn, and what became of the drafts."""
 
     request: GenerationRequest
     text: TextStream
     stop_ids: frozenset[int]
     tokens: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -50,9 +55,21 @@ class Step:
 class Engine:
     """Owner of the scheduler and the backend of one model."""
 
-    def __init__(self, scheduler: Scheduler, backend: Backend, decode: Decode) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backend: Backend,
+        decode: Decode,
+        depth: Depth | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`depth` decides how many drafts each step has; without it, none has any."""
         self.scheduler = scheduler
         self.backend = backend
+        self.tally = Tally()
+        self._depth = depth or FixedDepth()
+        self._now = now
+        self._paced_at: float | None = None
         self._decode = decode
         self._generations: dict[str, Generation] = {}
         self._grant = GrantState()
@@ -105,7 +122,7 @@ class Engine:
     def step(self, emit: Emit) -> Step:
         """One step in parts: moves, decode rows, prefill chunks. Each part's events are emitted at once, so that no
         token waits for a neighbour's prefill; the last part's are returned, to leave with the step's figures."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self._depth.depth(self.scheduler.running))
         events: list[Event] = []
         for ids, part in self._parts(plan):
             if events:
@@ -116,8 +133,7 @@ class Engine:
     def _parts(self, plan: Plan) -> Iterator[tuple[Sequence[str], Part]]:
         yield plan.park + plan.resume + plan.enter, partial(self._move, plan)
         if plan.decode:
-            # With a chunk to come, the next decode step would be computed and then wait behind it, unsent.
-            yield plan.decode, partial(self._decode_rows, plan.decode, ahead=not plan.prefill)
+            yield plan.decode, partial(self._decode_rows, plan)
         for chunk in plan.prefill:
             yield (chunk.id,), partial(self._prefill, chunk)
 
@@ -137,6 +153,8 @@ class Engine:
         for id in (*plan.resume, *plan.enter):
             one = self._generations[id]
             self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
+        if plan.enter:
+            self._depth.joined()
         parked: list[Event] = [Notice(id, "preempted") for id in plan.park]
         return parked + [Entered(id) for id in plan.enter]
 
@@ -149,40 +167,76 @@ class Engine:
         token = self.backend.prefill(chunk.id, known[chunk.start : chunk.start + chunk.count], position)
         self.scheduler.commit_chunk(chunk)
         if token is not None:
-            return self._take(chunk.id, token)
+            return self._take(chunk.id, Run([token]))
         if chunk.completes:
             return [Notice(chunk.id, "resumed"), Notice(chunk.id, "recomputed")]
         return []
 
-    def _decode_rows(self, ids: Sequence[str], ahead: bool) -> list[Event]:
-        rows = [Row(id, self._generations[id].tokens[-1], len(self._generations[id].tokens)) for id in ids]
-        tokens = self.backend.decode(rows, ahead)
-        self.scheduler.commit_decode(ids)
-        return [event for id, token in zip(ids, tokens, strict=True) for event in self._take(id, token)]
+    def _decode_rows(self, plan: Plan) -> list[Event]:
+        rows = [self._row(id, drafts) for id, drafts in zip(plan.decode, plan.drafts, strict=True)]
+        # With a chunk to come, the next decode step would be computed and then wait behind it, unsent.
+        runs = dict(zip(plan.decode, self.backend.decode(rows, ahead=not plan.prefill), strict=True))
+        self.scheduler.commit_decode({id: len(run.tokens) for id, run in runs.items()})
+        self._pace(plan, runs.values())
+        return [event for id, run in runs.items() for event in self._take(id, run)]
 
-    def _take(self, id: str, token: int) -> list[Event]:
-        """A new token of one sequence -> its text, and its end if this was the last."""
+    def _row(self, id: str, drafts: int) -> Row:
+        tokens = self._generations[id].tokens
+        return Row(id, tokens[-1], len(tokens), drafts)
+
+    def _pace(self, plan: Plan, runs: Collection[Run]) -> None:
+        """Tells the depth's owner how long a step took that did nothing but decode, and followed such a one."""
+        began, self._paced_at = self._paced_at, None
+        if plan.prefill or plan.park or plan.enter or plan.resume:
+            return
+        self._paced_at = self._now()
+        if began is not None:
+            deepest, tokens = max(run.drafted for run in runs), sum(len(run.tokens) for run in runs)
+            self._depth.note(len(runs), deepest, tokens, self._paced_at - began)
+
+    def _take(self, id: str, run: Run) -> list[Event]:
+        """The new tokens of one sequence -> their text, and its end if one of them was the last. What a run has beyond
+        a stop was never asked for: it is neither counted nor told."""
         one = self._generations[id]
-        one.tokens.append(token)
-        if token in one.stop_ids:
-            return self._finish(id, [], "", "stop")
-        pushed = one.text.push([token])
+        stop_at = next((place for place, token in enumerate(run.tokens) if token in one.stop_ids), None)
+        tokens = run.tokens[:stop_at]
+        pushed = one.text.push(tokens)
         if pushed.stopped_at is not None:
-            return self._finish(id, [token], pushed.text, "stop")
+            tokens = tokens[: pushed.stopped_at]
+            self._note(one, run, tokens)
+            return self._finish(id, tokens, pushed.text, "stop")
+        if stop_at is not None:
+            self._note(one, run, run.tokens[: stop_at + 1])
+            return self._finish(id, tokens, pushed.text + one.text.finish(), "stop")
+        self._note(one, run, tokens)
         match self.scheduler.end_of(id):
             case None:
-                return [Delta(id, [token], pushed.text)]
+                return [Delta(id, tokens, pushed.text)]
             case End.LENGTH:
-                return self._finish(id, [token], pushed.text, "length")
+                return self._finish(id, tokens, pushed.text + one.text.finish(), "length")
             case End.CONTEXT:
-                return [Delta(id, [token], pushed.text + one.text.finish()), self._outgrown(id)]
+                return [Delta(id, tokens, pushed.text + one.text.finish()), self._outgrown(id)]
+
+    def _note(self, one: Generation, run: Run, emitted: Sequence[int]) -> None:
+        one.tokens += emitted
+        one.drafted += run.drafted
+        one.accepted += min(run.accepted, len(emitted))
+        self.tally.note(run.drafted, run.accepted)
 
     def _finish(self, id: str, tokens: list[int], text: str, reason: FinishReason) -> list[Event]:
         one, sequence = self._generations[id], self.scheduler.get(id)
         assert sequence is not None
-        finished = Finished(id, reason, sequence.prompt_tokens, len(one.tokens), sequence.parks, sequence.recomputes)
-        ended_by_text = reason == "stop" and bool(tokens)
-        last = Delta(id, tokens, text if ended_by_text else text + one.text.finish())
+        finished = Finished(
+            id,
+            reason,
+            sequence.prompt_tokens,
+            len(one.tokens),
+            sequence.parks,
+            sequence.recomputes,
+            one.accepted,
+            one.drafted - one.accepted,
+        )
+        last = Delta(id, tokens, text)
         self.cancel(id)
         return [last, finished] if last.token_ids or last.text else [finished]
 

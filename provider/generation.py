@@ -66,7 +66,8 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The normal end. `completion_tokens` counts every sampled token, a stop token included."""
+    """The normal end. `completion_tokens` counts every sampled token, a stop token included. `accepted` and `rejected`
+    count the tokens that were drafted: those that are part of the answer, and those that are not."""
 
     request_id: str
     reason: FinishReason
@@ -74,6 +75,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     completion_tokens: int
     parks: int = 0
     recomputes: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

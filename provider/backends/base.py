@@ -13,17 +13,34 @@ from provider.generation import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a decode step: feed `token`, draw the token at output position `position`."""
+    """One row of a decode step: feed `token`, draw the token at output position `position`.
+
+    With `drafts`, up to that many guesses at the tokens after it are fed beside it and verified.
+    """
 
     id: str
     token: int
     position: int
+    drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a row drew: every draft that was right, and the token after them. `drafted` guesses were verified."""
+
+    tokens: list[int]
+    drafted: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class BackendFacts:
     """Geometry in bytes and tokens. A sequence of n positions holds
-    `state_bytes + ceil(n / block_tokens) * block_tokens * kv_bytes_per_token`."""
+    `state_bytes + ceil(n / block_tokens) * block_tokens * kv_bytes_per_token`. While a step verifies k drafts, each of
+    its rows may stand at k positions more, and holds k * state_bytes beside its own."""
 
     device: str
     vocab_size: int
@@ -32,6 +49,7 @@ class BackendFacts:
     kv_bytes_per_token: int
     state_bytes: int
     block_tokens: int
+    max_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +74,13 @@ class Backend(Protocol):
         """
         ...
 
-    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[int]:
-        """One token for each row, in order. A row's token does not depend on the other rows.
+    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[Run]:
+        """One run for each row, in order: 1 to 1 + drafts tokens, which are those it draws one by one without
+        drafts. They depend neither on the other rows nor on what was drafted.
 
         `ahead` says that the next call will most likely be a decode of the same rows, fed these tokens, so the
-        backend may begin with it; rows may still leave (released) or join before.
+        backend may begin with it; rows may still leave (released) or join before. Fewer guesses than `drafts` may be
+        verified: none where a step begun ahead has none.
         """
         ...
 
@@ -69,5 +89,13 @@ class Backend(Protocol):
         ...
 
     def memory(self) -> BackendMemory: ...
+
+    def clear_cache(self) -> None:
+        """Gives back what the allocator keeps for reuse."""
+        ...
+
+    def limit(self, size_bytes: int) -> None:
+        """What the device's allocator should try not to pass; it is a hint, and admission is what keeps to it."""
+        ...
 
     def close(self) -> None: ...

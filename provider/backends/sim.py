@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from provider.backends.base import BackendFacts, BackendMemory, Row
+from provider.backends.base import BackendFacts, BackendMemory, Row, Run
 from provider.backends.sim_timing import Clock, Device, WallClock, decode_s, prefill_s
 from provider.generation import Sampling
 from provider.randomness import uniform
@@ -38,10 +38,18 @@ class Held:
 
 
 class SimBackend:
-    """Implements provider.backends.base.Backend."""
+    """Implements provider.backends.base.Backend. Of the drafts it is asked for (up to facts.max_drafts), each is right
+    with probability `acceptance`, by the hash of its place: the same in every run, whatever came before."""
 
-    def __init__(self, facts: BackendFacts, device: Device | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        facts: BackendFacts,
+        device: Device | None = None,
+        clock: Clock | None = None,
+        acceptance: float = 0.7,
+    ) -> None:
         self.facts = facts
+        self._acceptance = acceptance
         self._device = device
         self._clock = clock or WallClock()
         self._held: dict[str, Held] = {}
@@ -62,14 +70,17 @@ class SimBackend:
             self._pass(started, prefill_s(self._device, self.facts, before, len(tokens)))
         return None if position is None else held.draw(position, self.facts.vocab_size)
 
-    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[int]:
+    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[Run]:
         if len({row.id for row in rows}) < len(rows):
             raise ValueError("a sequence has one row in a step")
+        if any(not 0 <= row.drafts <= self.facts.max_drafts for row in rows):
+            raise ValueError(f"a row has up to {self.facts.max_drafts} drafts")
         started = self._clock.now()
-        tokens = [self._decode_row(row) for row in rows]
+        lengths = [self._held[row.id].length + ahead + 1 for row in rows for ahead in range(1 + row.drafts)]
+        runs = [self._decode_row(row) for row in rows]
         if self._device is not None:
-            self._pass(started, decode_s(self._device, self.facts, [self._held[row.id].length for row in rows]))
-        return tokens
+            self._pass(started, decode_s(self._device, self.facts, lengths))
+        return runs
 
     def release(self, id: str) -> None:
         self._note_peak()  # memory only grows from one release to the next
@@ -78,6 +89,12 @@ class SimBackend:
     def memory(self) -> BackendMemory:
         self._note_peak()
         return BackendMemory(self._active_bytes(), 0, self._peak_bytes)
+
+    def clear_cache(self) -> None:
+        """Keeps none."""
+
+    def limit(self, size_bytes: int) -> None:
+        """Allocates nothing."""
 
     def close(self) -> None:
         self._held.clear()
@@ -95,7 +112,11 @@ class SimBackend:
         """Waits until `seconds` after `started`: what Python took is part of it."""
         self._clock.sleep(max(0.0, started + seconds - self._clock.now()))
 
-    def _decode_row(self, row: Row) -> int:
-        held = self._held[row.id]
-        held.append([row.token])
-        return held.draw(row.position, self.facts.vocab_size)
+    def _decode_row(self, row: Row) -> Run:
+        held, tokens = self._held[row.id], [row.token]
+        for position in range(row.position, row.position + row.drafts + 1):
+            held.append(tokens[-1:])
+            tokens.append(held.draw(position, self.facts.vocab_size))
+            if uniform(held.sampling.seed, held.sampling.index, -1 - position) >= self._acceptance:
+                break  # what was drafted for the next position is not what has been drawn
+        return Run(tokens[1:], row.drafts)

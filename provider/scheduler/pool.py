@@ -30,12 +30,13 @@ class Pool:
         blocks = -(-positions // self.block_tokens)
         return self.state_bytes + blocks * self.block_tokens * self.kv_bytes_per_token
 
-    def holds(self, sizes: Iterable[int]) -> bool:
-        """Whether sequences of these many positions fit together."""
+    def holds(self, sizes: Iterable[int], captured_states: int = 0) -> bool:
+        """Whether sequences of these many positions fit together, and beside them the states that a step captures."""
         counted = list(sizes)
         if sum(counted) > self.tokens:
             return False
-        return self.bytes is None or sum(map(self.sequence_bytes, counted)) <= self.bytes
+        captured_bytes = captured_states * self.state_bytes
+        return self.bytes is None or sum(map(self.sequence_bytes, counted)) + captured_bytes <= self.bytes
 
     def largest(self) -> int:
         """Positions that one sequence can have when it is alone."""

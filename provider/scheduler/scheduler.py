@@ -2,13 +2,14 @@
 
 Running rows first, in admission order; prefill in chunks whose total per step is bounded, so that a decode row is
 never delayed by more than one chunk; admission strictly in arrival order (priority first). A sequence enters
-when its prompt and one step fit, never for prompt + max_tokens; when the next step of those inside does not fit,
-the least entitled one is parked (here by dropping its cells and computing them again later) and nobody fails.
+when its prompt and one step fit, never for prompt + max_tokens; when the next step of those inside does not fit, even
+without drafts, the least entitled one is parked (here by dropping its cells and computing them again later) and
+nobody fails.
 """
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from provider.scheduler.pool import Pool
@@ -75,6 +76,10 @@ class Scheduler:
         return min(self.limits.n_ctx, self.pool.largest())
 
     @property
+    def running(self) -> int:
+        return sum(one.state is State.RUNNING for one in self._resident)
+
+    @property
     def open(self) -> int:
         return len(self._sequences)
 
@@ -108,12 +113,14 @@ class Scheduler:
         """Whether the residents are within the room; not so between a resize and the parks it calls for."""
         return self.pool.holds(one.positions for one in self._resident)
 
-    def plan(self) -> Plan:
-        """The next step. Changes nothing: two calls in a row give the same plan."""
+    def plan(self, drafts: int = 0) -> Plan:
+        """The next step, with up to `drafts` guesses verified in each row. Changes nothing: two calls in a row give
+        the same plan."""
         stay, park = self._make_room()
-        decode = tuple(one.id for one in stay if one.state is State.RUNNING)[: self.limits.step_tokens]
-        room = min(self.limits.chunk_tokens, self.limits.step_tokens - len(decode))
+        running = [one for one in stay if one.state is State.RUNNING][: self.limits.step_tokens]
         enter = [] if park else list(self._admissible(stay))
+        lengths = self._draft_lengths(running, [*stay, *enter], drafts)
+        room = min(self.limits.chunk_tokens, self.limits.step_tokens - len(running) - sum(lengths))
         chunks = tuple(self._chunks([*(one for one in stay if one.state is State.PREFILL), *enter], room))
         started = {chunk.id for chunk in chunks}
         return Plan(
@@ -121,7 +128,8 @@ class Scheduler:
             resume=tuple(one.id for one in enter if one.id in started and one.state is State.PARKED),
             enter=tuple(one.id for one in enter if one.id in started and one.state is State.WAITING),
             prefill=chunks,
-            decode=decode,
+            decode=tuple(one.id for one in running),
+            drafts=lengths,
         )
 
     def commit_moves(self, plan: Plan) -> None:
@@ -139,11 +147,12 @@ class Scheduler:
         if chunk.samples:
             sequence.emitted += 1
 
-    def commit_decode(self, ids: Iterable[str]) -> None:
-        for id in ids:
+    def commit_decode(self, drawn: Mapping[str, int]) -> None:
+        """`drawn`: how many tokens each row drew."""
+        for id, count in drawn.items():
             sequence = self._sequences[id]
-            sequence.computed += 1
-            sequence.emitted += 1
+            sequence.computed += count
+            sequence.emitted += count
 
     def end_of(self, id: str) -> End | None:
         """Whether the sequence has now reached its own limit or the context's."""
@@ -187,6 +196,22 @@ class Scheduler:
                 return
             sizes.append(one.positions + 1)
             yield one
+
+    def _draft_lengths(self, running: list[Sequence], resident: list[Sequence], wanted: int) -> tuple[int, ...]:
+        """The longest that fit beside everybody's next step: they shrink, to none at last, before anyone is parked or
+        kept waiting. No row is given more than it could emit."""
+        for longest in range(wanted, 0, -1):
+            lengths = {one.id: min(longest, self._most_drafts(one)) for one in running}
+            sizes = [one.positions + 1 + lengths.get(one.id, 0) for one in resident]
+            captured = len(running) * max(lengths.values(), default=0)
+            budget = len(running) + sum(lengths.values())
+            if budget <= self.limits.step_tokens and self.pool.holds(sizes, captured):
+                return tuple(lengths.values())
+        return (0,) * len(running)
+
+    def _most_drafts(self, one: Sequence) -> int:
+        """A token is drawn behind the drafts, and all of them may be right."""
+        return max(0, min(one.max_tokens - one.emitted, self.n_ctx - one.positions) - 1)
 
     def _chunks(self, line: list[Sequence], room: int) -> Iterator[Chunk]:
         for one in line:

@@ -71,13 +71,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step does, in this order. `enter` (new) and `resume` (parked) become resident."""
+    """What one step does, in this order. `enter` (new) and `resume` (parked) become resident.
+
+    `drafts`: for each of `decode`, how many guesses may be verified beside its token; room for them is reserved.
+    """
 
     park: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
     enter: tuple[str, ...] = ()
     prefill: tuple[Chunk, ...] = ()
     decode: tuple[str, ...] = ()
+    drafts: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.park or self.prefill or self.decode)

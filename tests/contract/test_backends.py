@@ -67,8 +67,8 @@ def test_rows_joining_and_leaving_at_odd_times_get_the_tokens_they_get_alone(
             got[id] = [prefill(backend, id, prompts[id], sampling[id], [1])]
         rows = [Row(id, tokens[-1], len(tokens)) for id, tokens in got.items() if len(tokens) < counts[id]]
         step += 1
-        for row, token in zip(rows, backend.decode(rows[::-1], ahead=step % 3 > 0)[::-1], strict=True):
-            got[row.id].append(token)
+        for row, run in zip(rows, backend.decode(rows[::-1], ahead=step % 3 > 0)[::-1], strict=True):
+            got[row.id] += run.tokens
             if len(got[row.id]) == counts[row.id]:
                 backend.release(row.id)
     assert got == expected
@@ -79,17 +79,17 @@ def test_an_id_released_under_way_and_used_again_begins_anew(backend: Backend) -
     expected = solo(backend, again, 4), solo(backend, other, 6)
     tokens = [prefill(backend, "a", first)]
     others = [prefill(backend, "b", other)]
-    for token, drawn in zip(
+    for token, run in zip(
         (tokens, others), backend.decode([Row("a", tokens[0], 1), Row("b", others[0], 1)], ahead=True), strict=True
     ):
-        token.append(drawn)
+        token += run.tokens
     backend.release("a")
     tokens = [prefill(backend, "a", again)]
     while len(tokens) < 4:
         drawn = backend.decode([Row("b", others[-1], len(others)), Row("a", tokens[-1], len(tokens))], ahead=True)
-        others.append(drawn[0])
-        tokens.append(drawn[1])
-    others += backend.decode([Row("b", others[-1], len(others)), Row("a", tokens[-1], len(tokens))])[:1]
+        others += drawn[0].tokens
+        tokens += drawn[1].tokens
+    others += backend.decode([Row("b", others[-1], len(others)), Row("a", tokens[-1], len(tokens))])[0].tokens
     backend.release("a")
     backend.release("b")
     assert (tokens, others) == expected
@@ -103,7 +103,7 @@ def test_a_recomputed_sequence_goes_on_as_if_never_dropped(backend: Backend) -> 
         assert backend.prefill("again", prompt + whole[:8], None) is None
         tokens = whole[:9]
         while len(tokens) < 20:
-            tokens += backend.decode([Row("again", tokens[-1], len(tokens))])
+            tokens += backend.decode([Row("again", tokens[-1], len(tokens))])[0].tokens
         backend.release("again")
         assert tokens == whole
 

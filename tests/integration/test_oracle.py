@@ -35,7 +35,7 @@ def engine_logits(directory: Path, tokens: Sequence[int]) -> np.ndarray:
     cells = trunk.fresh()
     first = max(1, len(tokens) - STEPS + 1)
     chunks = [tokens[:first], *([token] for token in tokens[first:])]
-    rows = [np.array(trunk.logits(trunk.prefill(cells, chunk))[0]) for chunk in chunks]
+    rows = [np.array(trunk.logits(trunk.prefill(cells, chunk)[-1:])[0]) for chunk in chunks]
     unseen = np.full((first - 1, rows[0].size), np.nan, np.float32)
     return np.concatenate([unseen, np.stack(rows)])
 

@@ -45,7 +45,7 @@ def test_greedy_tokens_equal_mlx_lms_generator(variant: str, variants: dict[str,
         got[str(number)] = [first]
     for _ in range(23):
         rows = [Row(id, tokens[-1], len(tokens)) for id, tokens in got.items()]
-        for row, token in zip(rows, backend.decode(rows), strict=True):
-            got[row.id].append(token)
+        for row, run in zip(rows, backend.decode(rows), strict=True):
+            got[row.id] += run.tokens
     backend.close()
     assert list(got.values()) == [[int(token) for token in tokens] for tokens in expected]

@@ -42,6 +42,18 @@ class BlockCache:
         seen = slice(first - self._start, end)
         return self.keys[..., seen, :], self.values[..., seen, :]
 
+    def roll_back(self, offset: int) -> None:
+        """Forgets all positions from `offset` on, and the blocks that the ledger does not count for a sequence whose
+        next position is `offset`. Without a window only: one may have dropped what it would look at again."""
+        assert self.window is None
+        assert offset <= self.offset
+        self.offset = offset
+        slots = _round_up(offset + 1)
+        if self.keys is not None and self.values is not None and slots < self.keys.shape[2]:
+            kept = slice(0, offset)
+            self.keys = _moved(self.keys, kept, self.keys, slots)
+            self.values = _moved(self.values, kept, self.values, slots)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         """For `N` positions about to be appended; named and typed as mlx-lm calls it."""
         if N == 1:

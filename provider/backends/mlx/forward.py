@@ -1,9 +1,23 @@
 """What the backend needs of a model: passes over sequences it knows by id, ending in logits."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The positions of a pass, R in all, one sequence after the other in the order of `ids`.
+
+    logits [R, V]; hidden [R, H] after the final norm, None where a model class does not give them.
+    """
+
+    ids: Sequence[str]
+    widths: Sequence[int]
+    logits: mx.array
+    hidden: mx.array | None
 
 
 class Forward(Protocol):
@@ -17,20 +31,25 @@ class Forward(Protocol):
 
     def open(self, id: str) -> None: ...
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
-        """Computes positions whose logits nobody asks for."""
+    def append(self, id: str, tokens: Sequence[int]) -> mx.array | None:
+        """Computes positions whose logits nobody asks for; their hidden states [T, H], as in a Pass."""
         ...
 
-    def logits_after(self, id: str, tokens: Sequence[int]) -> mx.array:
-        """As `append`; logits [1, V] of the last position."""
+    def logits_after(self, id: str, tokens: Sequence[int]) -> tuple[mx.array, mx.array | None]:
+        """As `append`, behind the logits [1, V] of the last position."""
         ...
 
-    def decode(self, ids: Sequence[str], tokens: mx.array) -> tuple[Sequence[str], mx.array]:
-        """One position for each sequence, fed `tokens` [B], which may not have been computed yet: the ids in an
-        order of the model's own, and their logits [B, V] in that order.
+    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> Pass:
+        """`widths[i]` positions for each sequence, fed `tokens` [R], which may not have been computed yet. The pass
+        is in an order of the model's own. One with a width above 1 is followed by `keep`.
 
         Either every sequence that decodes takes part, or only such as never did before.
         """
+        ...
+
+    def keep(self, done: Pass, lengths: Sequence[int]) -> None:
+        """Of the pass just done, only the first `lengths[i]` positions (1 or more) of the i-th of its sequences
+        count: all is as if it had had no others."""
         ...
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from provider.backends.mlx.block_cache import BlockCache, block_caches
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
+from provider.backends.mlx.forward import Pass
 from provider.backends.mlx.row_attention import Rows, attend_by_row
 
 
@@ -28,20 +29,26 @@ class Generic:
     def append(self, id: str, tokens: Sequence[int]) -> None:
         self._run(tokens, self._caches[id])
 
-    def logits_after(self, id: str, tokens: Sequence[int]) -> mx.array:
+    def logits_after(self, id: str, tokens: Sequence[int]) -> tuple[mx.array, None]:
         """The last position goes by itself: a model class computes the logits of all it is given."""
         caches = self._caches[id]
         if len(tokens) > 1:
             self._run(tokens[:-1], caches)
-        return self._run(tokens[-1:], caches)[:, -1]
+        return self._run(tokens[-1:], caches)[:, -1], None
 
-    def decode(self, ids: Sequence[str], tokens: mx.array) -> tuple[Sequence[str], mx.array]:
+    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> Pass:
+        assert max(widths) == 1, "nothing drafts for these families"
         caches = [self._caches[id] for id in ids]
-        if not self._by_row:
+        if self._by_row:
+            layers = [Rows(layer) for layer in zip(*caches, strict=True)]
+            logits = self._model(tokens[:, None], cache=layers)
+        else:
             alone = [self._model(tokens[row : row + 1, None], cache=held) for row, held in enumerate(caches)]
-            return ids, mx.concatenate(alone)[:, -1]
-        layers = [Rows(layer) for layer in zip(*caches, strict=True)]
-        return ids, self._model(tokens[:, None], cache=layers)[:, -1]
+            logits = mx.concatenate(alone)
+        return Pass(ids, widths, logits[:, -1], None)
+
+    def keep(self, done: Pass, lengths: Sequence[int]) -> None:
+        assert max(lengths) == 1, "a pass has one position of each"
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         return [array for id in ids for cache in self._caches[id] for array in cache.arrays]

@@ -5,6 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from provider.backends.mlx.forward import Pass
+from provider.backends.mlx.layout import Layout
 from provider.backends.mlx.qwen3_5 import Cells, Trunk
 from provider.backends.mlx.recurrent import Recurrent, Slots
 
@@ -13,36 +15,49 @@ class Hybrid:
     """Implements provider.backends.mlx.forward.Forward."""
 
     def __init__(self, model: Any) -> None:
-        self._trunk = Trunk(model)
-        self._slots = Slots(self._trunk.recurrent_layers)
+        self.trunk = Trunk(model)
+        self._slots = Slots(self.trunk.recurrent_layers)
+        self._side: Slots | None = None  # of a pass beside the slots, until it is kept
         self._cells: dict[str, Cells] = {}
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self._trunk.kv_bytes_per_token
+        return self.trunk.kv_bytes_per_token
 
     @property
     def state_bytes(self) -> int:
-        return self._trunk.state_bytes
+        return self.trunk.state_bytes
 
     def open(self, id: str) -> None:
-        self._cells[id] = self._trunk.fresh()
+        self._cells[id] = self.trunk.fresh()
 
-    def append(self, id: str, tokens: Sequence[int]) -> None:
-        self._trunk.prefill(self._cells[id], tokens)
+    def append(self, id: str, tokens: Sequence[int]) -> mx.array:
+        return self.trunk.prefill(self._cells[id], tokens)
 
-    def logits_after(self, id: str, tokens: Sequence[int]) -> mx.array:
-        return self._trunk.logits(self._trunk.prefill(self._cells[id], tokens))
+    def logits_after(self, id: str, tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
+        hidden = self.append(id, tokens)
+        return self.trunk.logits(hidden[-1:]), hidden
 
-    def decode(self, ids: Sequence[str], tokens: mx.array) -> tuple[Sequence[str], mx.array]:
+    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> Pass:
+        layout, self._side = Layout(widths), None
         fresh = [id for id in ids if self._cells[id].recurrent is not None]
         if self._slots.ids and len(fresh) == len(ids):
-            return ids, self._decode_beside(ids, tokens)
+            return self._decode_beside(ids, tokens, layout)
         self._seat(fresh, ids)
         ordered = self._slots.ids
         if ordered != ids:
-            tokens = tokens[mx.array([ids.index(id) for id in ordered])]
-        return ordered, self._run(ordered, self._slots, tokens)
+            order = [ids.index(id) for id in ordered]
+            tokens = tokens[mx.array([layout.begins[i] + t for i in order for t in range(widths[i])])]
+            layout = Layout([widths[i] for i in order])
+        return self._run(ordered, self._slots, tokens, layout)
+
+    def keep(self, done: Pass, lengths: Sequence[int]) -> None:
+        (self._slots if self._side is None else self._side).keep(lengths)
+        for id, width, length in zip(done.ids, done.widths, lengths, strict=True):
+            for cache in self._cells[id].attention:
+                cache.roll_back(cache.offset - width + length)
+        if self._side is not None:
+            self._settle(done.ids, self._side)
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         """Of a sequence that decodes, the slots' arrays say it all: its keys feed the logits that are drawn from."""
@@ -53,15 +68,22 @@ class Hybrid:
         self._slots.leave(id)
         self._cells.pop(id, None)
 
-    def _decode_beside(self, ids: Sequence[str], tokens: mx.array) -> mx.array:
+    def _decode_beside(self, ids: Sequence[str], tokens: mx.array, layout: Layout) -> Pass:
         """The first step of sequences that are not among the slots yet, while those in the slots rest."""
-        side = Slots(self._trunk.recurrent_layers)
+        side = Slots(self.trunk.recurrent_layers)
         for id in ids:
             side.join(id, self._own(id))
-        logits = self._run(ids, side, tokens)
+        done = self._run(ids, side, tokens, layout)
+        if layout.longest == 1:
+            self._settle(ids, side)
+        else:
+            self._side = side
+        return done
+
+    def _settle(self, ids: Sequence[str], side: Slots) -> None:
         for row, id in enumerate(ids):
             self._cells[id].recurrent = side.row(row)
-        return logits
+        self._side = None
 
     def _seat(self, fresh: Sequence[str], ids: Sequence[str]) -> None:
         """Moves the rows of sequences that decode for the first time into the slots."""
@@ -73,8 +95,9 @@ class Hybrid:
         if resting:
             raise ValueError(f"every decoding sequence takes part in a step; missing: {sorted(resting)}")
 
-    def _run(self, ids: Sequence[str], slots: Slots, tokens: mx.array) -> mx.array:
-        return self._trunk.logits(self._trunk.decode([self._cells[id] for id in ids], slots, tokens))
+    def _run(self, ids: Sequence[str], slots: Slots, tokens: mx.array, layout: Layout) -> Pass:
+        hidden = self.trunk.decode([self._cells[id] for id in ids], slots, tokens, layout)
+        return Pass(ids, layout.widths, self.trunk.logits(hidden), hidden)
 
     def _own(self, id: str) -> list[Recurrent]:
         own = self._cells[id].recurrent

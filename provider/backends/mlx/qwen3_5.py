@@ -1,11 +1,11 @@
 """The dense `qwen3_5` trunk over mlx-lm's modules and weights, in a forward of our own.
 
-Weight matmuls run over all rows of the step at once. Attention runs per sequence at that sequence's own length,
+Weight matmuls run over all positions of the step at once. Attention runs per sequence at that sequence's own length,
 the recurrence per row, so a row's numbers cannot depend on its neighbours' lengths. Formulas: Qwen3.5 as
 implemented by mlx_lm.models.qwen3_5, with which the tests compare token by token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from mlx_lm.models.gated_delta import normalize_qk
 from provider.backends.mlx.block_cache import BlockCache
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.gated_delta import recur
-from provider.backends.mlx.recurrent import Recurrent, Slots
+from provider.backends.mlx.layout import Layout
+from provider.backends.mlx.recurrent import Captured, Recurrent, Slots
 
 QK_EPSILON = 1e-6
 """The l2norm epsilon of the reference (transformers' Qwen3.5, mlx-lm's GatedDeltaNet)."""
@@ -38,7 +39,7 @@ class Cells:
 
 
 class Trunk:
-    """Forward passes for prefill (one sequence, T positions) and decode (B sequences, one position each)."""
+    """Forward passes for prefill (one sequence, T positions) and decode (B sequences, one or a few positions each)."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.language_model
@@ -66,9 +67,9 @@ class Trunk:
         return Cells(attention, self._fresh_recurrent())
 
     def prefill(self, cells: Cells, tokens: Sequence[int]) -> mx.array:
-        """Appends `tokens`; the hidden state [1, H] of the last, after the final norm."""
+        """Appends `tokens`; their hidden states [T, H] after the final norm."""
         assert cells.recurrent is not None, "a sequence is prefilled before it decodes"
-        hidden = self._model.model.embed_tokens(mx.array([list(tokens)]))
+        hidden = self.embed(mx.array([list(tokens)]))
         caches, states = iter(cells.attention), iter(cells.recurrent)
         mask = "causal" if len(tokens) > 1 else None
         for layer in self._layers:
@@ -77,24 +78,30 @@ class Trunk:
                 mixed = _recurrence(layer.linear_attn, normed, next(states))
             else:
                 mixed = _attend_chunk(layer.self_attn, normed, next(caches), mask)
-            hidden = _feed_forward(layer, hidden + mixed)
-        return self._model.model.norm(hidden[:, -1])
+            hidden = feed_forward(layer, hidden + mixed)
+        return self._model.model.norm(hidden[0])
 
-    def decode(self, cells: Sequence[Cells], slots: Slots, tokens: mx.array) -> mx.array:
-        """One position for each sequence, fed `tokens` [B], in the order of the slots' rows
-        -> hidden [B, H] after the final norm."""
-        hidden = self._model.model.embed_tokens(tokens[:, None])
+    def decode(self, cells: Sequence[Cells], slots: Slots, tokens: mx.array, layout: Layout) -> mx.array:
+        """One or more positions for each sequence, fed `tokens` [R], in the order of the slots' rows
+        -> hidden [R, H] after the final norm. Of more than one, `slots` holds every state until `Slots.keep`."""
+        hidden = self.embed(tokens[:, None])
         attention = recurrence = 0
         for layer in self._layers:
             normed = layer.input_layernorm(hidden)
             if layer.is_linear:
-                mixed = _recurrence(layer.linear_attn, normed, slots.layer(recurrence))
+                held = slots.layer(recurrence)
+                recur_rows = _recurrence if layout.longest == 1 else _captured_recurrence(layout)
+                mixed = recur_rows(layer.linear_attn, normed, held)
                 recurrence += 1
             else:
-                mixed = _attend_rows(layer.self_attn, normed, [one.attention[attention] for one in cells])
+                mixed = attend_rows(layer.self_attn, normed, [one.attention[attention] for one in cells], layout)
                 attention += 1
-            hidden = _feed_forward(layer, hidden + mixed)
+            hidden = feed_forward(layer, hidden + mixed)
         return self._model.model.norm(hidden[:, 0])
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """[...] -> [..., H]"""
+        return self._model.model.embed_tokens(tokens)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[N, H] -> [N, V]"""
@@ -113,59 +120,114 @@ class Trunk:
         ]
 
 
-def _feed_forward(layer: Any, hidden: mx.array) -> mx.array:
+def feed_forward(layer: Any, hidden: mx.array) -> mx.array:
     return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
 
 def _recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
     """Gated delta rule over x [N, T, H]; moves `held` (N rows) on by T positions."""
-    rows, length, _ = x.shape
+    length = x.shape[1]
     window = mx.concatenate([held.conv, mixer.in_proj_qkv(x)], axis=1)
     # A gather, not a slice: mx.contiguous may keep the window's buffer, up to 16 KiB more than the ledger counts.
     held.conv = mx.take(window, mx.arange(length, length + mixer.conv_kernel_size - 1), axis=1)
+    q, k, v = _convolved(mixer, window)
+    decay, beta = mixer.in_proj_a(x), mixer.in_proj_b(x)
+    y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
+    return _gated(mixer, y, x)
+
+
+def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent], mx.array]:
+    """As _recurrence, over x [R, 1, H]: step by step, each state is kept and `held` stands still."""
+
+    def recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
+        window = mx.concatenate([held.conv, layout.by_row(mixer.in_proj_qkv(x))], axis=1)
+        q, k, v = _convolved(mixer, window)
+        decay, beta = layout.by_row(mixer.in_proj_a(x)), layout.by_row(mixer.in_proj_b(x))
+        ys, states, state = [], [], held.state
+        for t in range(layout.longest):
+            at = slice(t, t + 1)
+            y, state = recur(
+                q[:, at], k[:, at], v[:, at], decay[:, at], beta[:, at], mixer.A_log, mixer.dt_bias, state
+            )
+            ys.append(y)
+            states.append(state)
+        held.captured = Captured(window, states)
+        return _gated(mixer, layout.flat(mx.concatenate(ys, axis=1)), x)
+
+    return recurrence
+
+
+def _convolved(mixer: Any, window: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """[N, k-1 + T, C] -> q, k [N, T, Hk, dk] normalised, v [N, T, Hv, dv]."""
     mixed = nn.silu(mixer.conv1d(window))
+    rows, length, _ = mixed.shape
     q, k, v = mx.split(mixed, [mixer.key_dim, 2 * mixer.key_dim], axis=-1)
     q = q.reshape(rows, length, mixer.num_k_heads, mixer.head_k_dim)
     k = k.reshape(rows, length, mixer.num_k_heads, mixer.head_k_dim)
-    v = v.reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
     q, k = normalize_qk(q, k, inv_scale=mixer.head_k_dim**-0.5, eps=QK_EPSILON)
-    decay, beta = mixer.in_proj_a(x), mixer.in_proj_b(x)
-    y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
+    return q, k, v.reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
+
+
+def _gated(mixer: Any, y: mx.array, x: mx.array) -> mx.array:
+    """y [N, T, Hv, dv] of x [N, T, H] -> [N, T, H]"""
+    rows, length, _ = x.shape
     gate = mixer.in_proj_z(x).reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
     return mixer.out_proj(mixer.norm(y, gate).reshape(rows, length, -1))
 
 
-def _project(attention: Any, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """x [N, T, H] -> rotated queries [N, Hq, T, D], rotated keys and values [N, Hkv, T, D], gate [N, T, Hq * D]."""
+def queries_and_gate(attention: Any, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array]:
+    """x [N, T, H] -> rotated queries [N, Hq, T, D], gate [N, T, Hq * D]."""
     rows, length, _ = x.shape
     both = attention.q_proj(x).reshape(rows, length, attention.num_attention_heads, -1)
     queries, gate = mx.split(both, 2, axis=-1)
+    queries = attention.rope(attention.q_norm(queries).transpose(0, 2, 1, 3), offset=offset)
+    return queries, gate.reshape(rows, length, -1)
+
+
+def keys_and_values(attention: Any, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array]:
+    """x [N, T, H] -> rotated keys and values [N, Hkv, T, D]."""
+    rows, length, _ = x.shape
     keys = attention.k_proj(x).reshape(rows, length, attention.num_key_value_heads, -1)
     values = attention.v_proj(x).reshape(rows, length, attention.num_key_value_heads, -1)
-    queries = attention.rope(attention.q_norm(queries).transpose(0, 2, 1, 3), offset=offset)
     keys = attention.rope(attention.k_norm(keys).transpose(0, 2, 1, 3), offset=offset)
-    return queries, keys, values.transpose(0, 2, 1, 3), gate.reshape(rows, length, -1)
+    return keys, values.transpose(0, 2, 1, 3)
 
 
 def _attend_chunk(attention: Any, x: mx.array, cache: BlockCache, mask: str | None) -> mx.array:
-    queries, keys, values, gate = _project(attention, x, cache.offset)
-    keys, values = cache.update_and_fetch(keys, values)
-    out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=attention.scale, mask=mask)
-    return _close(attention, out, gate)
+    queries, gate = queries_and_gate(attention, x, cache.offset)
+    held = cache.update_and_fetch(*keys_and_values(attention, x, cache.offset))
+    out = mx.fast.scaled_dot_product_attention(queries, *held, scale=attention.scale, mask=mask)
+    return close_attention(attention, out, gate)
 
 
-def _attend_rows(attention: Any, x: mx.array, caches: Sequence[BlockCache]) -> mx.array:
-    """One position per row, each against its own keys at its own length."""
-    offsets = mx.array([cache.offset for cache in caches])
-    queries, keys, values, gate = _project(attention, x, offsets)
+def attend_rows(attention: Any, x: mx.array, caches: Sequence[BlockCache], layout: Layout) -> mx.array:
+    """x [R, 1, H]: the positions of each row, each against that row's own keys at its own length."""
+    offsets = position_offsets(caches, layout)
+    queries, gate = queries_and_gate(attention, x, offsets)
+    keys, values = keys_and_values(attention, x, offsets)
     outs = []
-    for i, cache in enumerate(caches):
-        held = cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
-        outs.append(mx.fast.scaled_dot_product_attention(queries[i : i + 1], *held, scale=attention.scale))
-    return _close(attention, mx.concatenate(outs), gate)
+    for cache, (begin, width) in zip(caches, layout.spans, strict=True):
+        rows = slice(begin, begin + width)
+        held = cache.update_and_fetch(in_time(keys[rows]), in_time(values[rows]))
+        mask = "causal" if width > 1 else None
+        out = mx.fast.scaled_dot_product_attention(in_time(queries[rows]), *held, scale=attention.scale, mask=mask)
+        outs.append(in_time(out))
+    return close_attention(attention, mx.concatenate(outs), gate)
 
 
-def _close(attention: Any, out: mx.array, gate: mx.array) -> mx.array:
+def position_offsets(caches: Sequence[BlockCache], layout: Layout) -> mx.array:
+    """[R]: where each of the positions about to be appended stands in its sequence."""
+    return mx.array(
+        [cache.offset + t for cache, width in zip(caches, layout.widths, strict=True) for t in range(width)]
+    )
+
+
+def in_time(x: mx.array) -> mx.array:
+    """[W, heads, 1, D] -> [1, heads, W, D], and back."""
+    return x if x.shape[0] == x.shape[2] == 1 else x.swapaxes(0, 2)
+
+
+def close_attention(attention: Any, out: mx.array, gate: mx.array) -> mx.array:
     rows, _, length, _ = out.shape
     out = out.transpose(0, 2, 1, 3).reshape(rows, length, -1)
     return attention.o_proj(out * mx.sigmoid(gate))

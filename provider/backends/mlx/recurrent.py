@@ -5,17 +5,43 @@ A sequence that joins is written in place into a row another has left; only when
 by a row. Rows left empty at the next step are filled from the end and cut off, so no step computes a dead row.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a layer passed through while it took W positions: `window` [N, k-1 + W, conv_dim], `states` after each."""
+
+    window: mx.array
+    states: list[mx.array]
+
+
 @dataclass(slots=True)
 class Recurrent:
-    """One layer's state: `conv` [N, k-1, conv_dim] in model dtype, `state` [N, nv, dv, dk] float32."""
+    """One layer's state: `conv` [N, k-1, conv_dim] in model dtype, `state` [N, nv, dv, dk] float32.
+
+    With `captured` set it stands before the captured positions, until `keep` says how many of them count.
+    """
 
     conv: mx.array
     state: mx.array
+    captured: Captured | None = None
+
+    def keep(self, lengths: Sequence[int]) -> None:
+        """Moves each row on by the first `lengths[row]` (1 or more) of the captured positions; drops the others."""
+        captured, self.captured = self.captured, None
+        assert captured is not None, "nothing has been captured"
+        begins = mx.array(list(lengths))[:, None] + mx.arange(self.conv.shape[1])
+        self.conv = mx.take_along_axis(captured.window, begins[..., None], axis=1)
+        common = Counter(lengths).most_common(1)[0][0]
+        self.state = captured.states[common - 1]
+        for row, length in enumerate(lengths):
+            if length != common:  # written in place, as no one else holds the common rows any more
+                self.state[row] = captured.states[length - 1][row]
 
     def write(self, row: int, one: "Recurrent") -> None:
         """Puts `one` (N = 1) into a row, in place."""
@@ -82,6 +108,11 @@ class Slots:
                 layer.cut(last)
             self._rows[hole] = self._rows[last]
             self._rows.pop()
+
+    def keep(self, lengths: Sequence[int]) -> None:
+        """See Recurrent.keep; one length per row."""
+        for layer in self._held():
+            layer.keep(lengths)
 
     def layer(self, number: int) -> Recurrent:
         found = self._layers[number]

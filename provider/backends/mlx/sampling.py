@@ -42,6 +42,15 @@ class Sampler:
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self.counts[token] += 1
 
+    def after(self, tokens: Sequence[int]) -> "Sampler":
+        """As it would be once these had been drawn; this one stays as it is."""
+        if not tokens or not self.looks_back:
+            return self
+        later = Sampler(self.sampling, set(self.seen), Counter(self.counts))
+        for token in tokens:
+            later.note(token)
+        return later
+
     def adjust(self, logits: mx.array) -> mx.array:
         """Penalties and biases on one row of logits [V]; the row itself where there are none."""
         asked = self.sampling

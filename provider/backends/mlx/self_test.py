@@ -16,14 +16,14 @@ def self_test(forward: Forward, directory: Path) -> None:
     """Raises ModelUnsupported for an operation MLX lacks, SelfTestFailed for logits that are not finite numbers."""
     forward.open("")
     try:
-        logits = forward.logits_after("", PROMPT)
+        logits, _ = forward.logits_after("", PROMPT)
         for _ in range(TOKENS):
             if not bool(mx.isfinite(logits).all()):
                 raise SelfTestFailed(
                     f"{directory}: its logits are not finite numbers on this machine: download it again, or serve "
                     "another build of it."
                 )
-            _, logits = forward.decode([""], mx.argmax(logits, axis=-1))
+            logits = forward.decode([""], mx.argmax(logits, axis=-1), [1]).logits
     except RuntimeError as error:
         device = mx.default_device().type.name
         raise ModelUnsupported(f"{directory}: MLX cannot run it on this machine's {device}: {error}") from error

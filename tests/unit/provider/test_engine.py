@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provider.backends.base import BackendFacts, Row
+from provider.backends.base import BackendFacts, Row, Run
 from provider.backends.sim import SimBackend
 from provider.engine import Engine
 from provider.generation import Delta, Event, Failed, Finished, GenerationRequest, Notice, Sampling
@@ -141,7 +141,7 @@ class Failing(SimBackend):
             raise RuntimeError("prefill broke")
         return super().prefill(id, tokens, position)
 
-    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[int]:
+    def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[Run]:
         if self.fail_decode:
             self.fail_decode = False
             raise RuntimeError("decode broke")

@@ -16,7 +16,7 @@ def run(scheduler: Scheduler, plan: Plan) -> list[str]:
     scheduler.commit_moves(plan)
     for chunk in plan.prefill:
         scheduler.commit_chunk(chunk)
-    scheduler.commit_decode(plan.decode)
+    scheduler.commit_decode(dict.fromkeys(plan.decode, 1))
     drew = [chunk.id for chunk in plan.prefill if chunk.samples] + list(plan.decode)
     ended = [id for id in drew if scheduler.end_of(id)]
     for id in ended:
@@ -153,7 +153,7 @@ def test_a_sequence_that_outgrows_the_context_is_told_so() -> None:
         scheduler.commit_moves(plan)
         for chunk in plan.prefill:
             scheduler.commit_chunk(chunk)
-        scheduler.commit_decode(plan.decode)
+        scheduler.commit_decode(dict.fromkeys(plan.decode, 1))
     assert scheduler.end_of("a") is End.CONTEXT
 
 
