@@ -1,0 +1,79 @@
+"""A `darkbloom-py local` of this installation, for as long as it is measured."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from provider.bench.client import BenchError
+
+READY_S = 900.0
+"""A large model is read from disk first."""
+STOP_S = 30.0
+TOLD_CHARACTERS = 600
+
+
+@contextlib.contextmanager
+def local_server(arguments: Sequence[str], environment: Mapping[str, str], scratch: Path) -> Iterator[str]:
+    """Its URL, once it answers /health with ok. `arguments`: of `local`, the port left out. `scratch`: a directory of
+    its own. It ends with this block, or with this process however that ends. Raises BenchError."""
+    port, log = _free_port(), scratch / "local.log"
+    reading, writing = os.pipe()  # closed when this process is gone
+    command = (sys.executable, "-m", "provider.cli", "local", *arguments)
+    told = ("--port", str(port), "--data-dir", str(scratch), "--exit-when-closed", str(reading))
+    try:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, *told],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[reading],
+                env=dict(environment),
+            )
+    finally:
+        os.close(reading)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(url, process, log)
+        yield url
+    finally:
+        os.close(writing)
+        _end(process)
+
+
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success:
+                return
+        if process.poll() is not None:
+            raise BenchError(f"the server ended with status {process.returncode} while starting: {_tail(log)}")
+        if time.monotonic() > deadline:
+            raise BenchError(f"the server did not answer within {READY_S:.0f} s: {_tail(log)}")
+        time.sleep(0.1)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-TOLD_CHARACTERS:].strip()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
