@@ -33,6 +33,11 @@ class Timings:
     """How long the end waits for a store that is away."""
     key_fresh_s: float = 3
     """How long a revoked key may still be taken."""
+    reference_s: float = 10
+    """How old the tables and the desired models may be that another coordinator, or an operator, has changed."""
+    load_s: float = 600
+    """How long an operator's load is waited for."""
+    unload_s: float = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,16 @@ from typing import Any, Protocol, assert_never
 
 from coordinator import log
 from coordinator.config import Timings
+from coordinator.estimates import Estimates, Tokens, prompts_of
 from coordinator.fleet import Hold
 from coordinator.hub import Hub
 from coordinator.inbox import Broken, Inbox
 from coordinator.job import Done, Job, Progress, outcome
-from coordinator.routing import BUSY, Chosen, Reason, Refused, Request, route
-from coordinator.store.records import Usage
+from coordinator.routing import BUSY, Beyond, Chosen, Reason, Refused, Request, route
+from coordinator.store.records import MemoryTables, Usage
 from provider.api.wire import (
     Failure,
+    context_exceeded,
     internal_error,
     invalid_request,
     model_not_found,
@@ -40,6 +42,10 @@ MAX_ATTEMPTS = 3
 STALLED_CLIENT_S = 30
 """How long one write to a client may take; then it counts as gone."""
 RETRY_AFTER_S = 2
+CAPACITY = frozenset({429, 503, 507})
+"""With one of these a provider says that it lacks capacity,"""
+NO_CAPACITY_MATTER = frozenset({"draining"})
+"""unless it gives one of these codes."""
 
 
 class Client(Protocol):
@@ -57,6 +63,7 @@ class Dispatcher:
         hub: Hub,
         timings: Timings,
         record: Callable[[Usage], None],
+        tables: Callable[[], MemoryTables],
         clock: Callable[[], float],
         now: Callable[[], datetime],
         rng: random.Random,
@@ -65,6 +72,8 @@ class Dispatcher:
         self._metrics = hub.metrics
         self._timings = timings
         self._record = record
+        self._tables = tables
+        self._estimates = Estimates()
         self._clock = clock
         self._now = now
         self._rng = rng
@@ -94,24 +103,32 @@ class Dispatcher:
     async def _attempts(self, job: Job, client: Client, progress: Progress) -> Done | Failure:
         tried: list[str] = []
         failure: Failure | None = None
+        prompts = prompts_of(job.body)
+        tokens = self._estimates.tokens(job.model, prompts)
         while progress.attempts < MAX_ATTEMPTS:
-            match self._route(job, tried):
+            match self._route(job, tokens, tried):
                 case Refused() as refused:
-                    return failure or self._refusal(job, refused)
+                    return failure or self._refusal(job, tokens, refused)
                 case Chosen(provider_id):
-                    result = await self._attempt(job, provider_id, client, progress)
-            if not isinstance(result, Failure) or not result.retryable or progress.chunks:
+                    result = await self._attempt(job, tokens, provider_id, client, progress)
+            if not isinstance(result, Failure):
+                self._estimates.learn(job.model, prompts, progress.usage.get("prompt_tokens"))
+                return result
+            if not result.retryable or progress.chunks:
                 return result
             failure = result
             tried.append(provider_id)
         assert failure is not None
         return failure
 
-    def _route(self, job: Job, tried: list[str]) -> Chosen | Refused:
-        request = Request(job.model, job.prompt_tokens, tried)
-        return route(request, self._hub.views.values(), self._clock(), self._rng, self._timings)
+    def _route(self, job: Job, tokens: Tokens, tried: list[str]) -> Chosen | Refused:
+        request = Request(job.model, tokens.likely, tried, tokens.least)
+        views = self._hub.views.values()
+        return route(request, views, self._clock(), self._rng, self._timings, self._tables())
 
-    async def _attempt(self, job: Job, provider_id: str, client: Client, progress: Progress) -> Done | Failure:
+    async def _attempt(
+        self, job: Job, tokens: Tokens, provider_id: str, client: Client, progress: Progress
+    ) -> Done | Failure:
         """Nothing awaits between the routing decision and the hold on what it chose."""
         progress.attempts += 1
         progress.provider_id = provider_id
@@ -119,7 +136,7 @@ class Dispatcher:
         frame = self._frame(job, request_id)
         if isinstance(frame, Failure):
             return frame
-        with self._hub.lease(provider_id, Hold(job.model, job.prompt_tokens), request_id, frame) as inbox:
+        with self._hub.lease(provider_id, Hold(job.model, tokens.likely), request_id, frame) as inbox:
             result = await self._relay(inbox, job, client, progress)
         self._metrics.attempts.labels(outcome(result).value).inc()
         if isinstance(result, Failure):
@@ -156,6 +173,7 @@ class Dispatcher:
                 case InferenceComplete():
                     return _done(frame, job, progress)
                 case InferenceError():
+                    self._note_refusal(job, frame, progress)
                     return _failure(frame)
                 case Broken():
                     return _broken(frame)
@@ -182,7 +200,10 @@ class Dispatcher:
         if not progress.chunks:
             self._metrics.first_chunk.observe((self._now() - job.started_at).total_seconds())
 
-    def _refusal(self, job: Job, refused: Refused) -> Failure:
+    def _refusal(self, job: Job, tokens: Tokens, refused: Refused) -> Failure:
+        if refused.beyond is not None:
+            self._metrics.refusals.labels(refused.beyond.reason.value).inc()
+            return _too_long(job, tokens, refused.beyond)
         reason = refused.reason if refused.listed else Reason.MODEL_NOT_SERVED
         assert reason is not None
         self._metrics.refusals.labels(reason.value).inc()
@@ -209,6 +230,11 @@ class Dispatcher:
         )
         if failure.code == "queue_full":
             self._hub.note_full(provider_id, job.model, failure.retry_after_s or 1)
+
+    def _note_refusal(self, job: Job, frame: InferenceError, progress: Progress) -> None:
+        lacking = frame.status in CAPACITY and frame.code not in NO_CAPACITY_MATTER
+        if lacking and not progress.chunks and progress.provider_id is not None:
+            self._hub.note_refused(progress.provider_id, job.model)
 
     def _enter(self) -> None:
         self._running += 1
@@ -253,6 +279,15 @@ def _failure(frame: InferenceError) -> Failure:
         retry_after_s=wait if isinstance(wait, int) else _retry_after(status),
         detail=detail,
     )
+
+
+def _too_long(job: Job, tokens: Tokens, beyond: Beyond) -> Failure:
+    message = (
+        f"The prompt has at least {tokens.least} tokens, and no provider of {job.model!r} has room for more than "
+        f"{beyond.longest_tokens}: shorten the prompt."
+    )
+    failure = context_exceeded(tokens.least, beyond.longest_tokens, message)
+    return replace(failure, detail={**failure.detail, "reason": beyond.reason.value})
 
 
 def _type_of(status: int) -> str:

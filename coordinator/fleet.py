@@ -9,16 +9,22 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from coordinator.config import Timings
+from coordinator.cooldown import Cooldown
 from provider.protocol import (
     Hardware,
     Heartbeat,
+    LoadModelStatus,
     MemoryReport,
     ModelAd,
     ModelsUpdate,
+    PrefetchStatus,
     Register,
     Slot,
     Stats,
 )
+
+NOTED_MODELS = 64
+"""Of so many models a provider's last words on loads and prefetches are kept."""
 
 
 class Presence(StrEnum):
@@ -37,6 +43,17 @@ class Hold:
     model: str
     prompt_tokens: int
     accepted: bool = False
+
+
+Progress = LoadModelStatus | PrefetchStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The last that a provider has said of a load or a prefetch, and when."""
+
+    message: Progress
+    at_s: float
 
 
 NO_HOLDS: Mapping[str, Hold] = MappingProxyType({})
@@ -65,10 +82,16 @@ class ProviderView:
     holds: Mapping[str, Hold] = field(default_factory=lambda: NO_HOLDS)
     full_until_s: Mapping[str, float] = field(default_factory=dict)
     """By model: its waiting room was full, and is not asked again before this time."""
+    loads: Mapping[str, Noted] = field(default_factory=dict)
+    prefetches: Mapping[str, Noted] = field(default_factory=dict)
+    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
+    """By model. They outlive a connection: a provider that dials again is the same machine."""
 
 
-def registered(message: Register, generation: int, now_s: float) -> ProviderView:
-    """A fresh view: what an earlier connection of the provider reported does not carry over."""
+def registered(
+    message: Register, generation: int, now_s: float, cooldowns: Mapping[str, Cooldown] | None = None
+) -> ProviderView:
+    """A fresh view: what an earlier connection of the provider reported does not carry over, `cooldowns` do."""
     return ProviderView(
         provider_id=message.provider_id,
         name=message.name,
@@ -79,6 +102,7 @@ def registered(message: Register, generation: int, now_s: float) -> ProviderView
         generation=generation,
         connected=True,
         heard_s=now_s,
+        cooldowns=cooldowns or {},
     )
 
 
@@ -112,10 +136,12 @@ def held(view: ProviderView, request_id: str, hold: Hold) -> ProviderView:
 
 
 def accepted(view: ProviderView, request_id: str) -> ProviderView:
+    """Whoever accepts a request for a model is no longer cooling down from its refusals."""
     hold = view.holds.get(request_id)
     if hold is None:
         return view
-    return replace(view, holds={**view.holds, request_id: replace(hold, accepted=True)})
+    cooldowns = {model: one for model, one in view.cooldowns.items() if model != hold.model}
+    return replace(view, holds={**view.holds, request_id: replace(hold, accepted=True)}, cooldowns=cooldowns)
 
 
 def released(view: ProviderView, request_id: str) -> ProviderView:
@@ -126,6 +152,18 @@ def released(view: ProviderView, request_id: str) -> ProviderView:
 
 def full(view: ProviderView, model: str, until_s: float) -> ProviderView:
     return replace(view, full_until_s={**view.full_until_s, model: until_s})
+
+
+def cooled(view: ProviderView, model: str, cooldown: Cooldown) -> ProviderView:
+    return replace(view, cooldowns={**view.cooldowns, model: cooldown})
+
+
+def told(view: ProviderView, message: Progress, now_s: float) -> ProviderView:
+    match message:
+        case LoadModelStatus():
+            return replace(view, loads=_noted(view.loads, message, now_s))
+        case PrefetchStatus():
+            return replace(view, prefetches=_noted(view.prefetches, message, now_s))
 
 
 def presence(view: ProviderView, now_s: float, timings: Timings) -> Presence:
@@ -140,3 +178,9 @@ def presence(view: ProviderView, now_s: float, timings: Timings) -> Presence:
 def forgotten(view: ProviderView, now_s: float, timings: Timings) -> bool:
     """A lost provider stays listed for a while."""
     return now_s - view.heard_s >= timings.lost_after_s + timings.listed_after_loss_s
+
+
+def _noted(notes: Mapping[str, Noted], message: Progress, now_s: float) -> dict[str, Noted]:
+    """The oldest is given up for a new one."""
+    others = [(model, note) for model, note in notes.items() if model != message.model_id]
+    return {**dict(others[-NOTED_MODELS + 1 :]), message.model_id: Noted(message, now_s)}

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import assert_never
 
-from coordinator import fleet, log
+from coordinator import cooldown, fleet, log, mirror
 from coordinator.config import Timings
 from coordinator.fleet import Hold, Presence, ProviderView
 from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
 from coordinator.metrics import Metrics
+from coordinator.orders import Order, Orders, lacked_memory
 from provider.protocol import (
     ACK_EVERY,
     CLOSE_BAD_VERSION,
@@ -22,6 +23,7 @@ from provider.protocol import (
     PROTOCOL_VERSION,
     Ack,
     Cancel,
+    DesiredModels,
     FromProvider,
     Heartbeat,
     InferenceAccepted,
@@ -86,9 +88,16 @@ class Hub:
         self._streams: dict[str, _Stream] = {}
         self._generations = itertools.count(1)
         self._links: dict[asyncio.Task[None], Link] = {}
+        self._desired: DesiredModels | None = None
+        self.orders = Orders()
         self.metrics = Metrics(self._count)
         self.watched_s = clock()
         """When the watch last looked, so that others can tell a stall."""
+
+    @property
+    def desired(self) -> DesiredModels | None:
+        """The highest revision heard of; None when nobody has ever desired anything."""
+        return self._desired
 
     @property
     def views(self) -> Mapping[str, ProviderView]:
@@ -194,9 +203,13 @@ class Hub:
         if older is not None:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
         self._connections[message.provider_id] = connection
-        self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock())
+        former = self._views.get(message.provider_id)
+        cooldowns = {} if former is None else former.cooldowns
+        self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock(), cooldowns)
         self._seen(message)
         link.send(self._welcome(connection, message))
+        if self._desired is not None:
+            link.send(self._desired)
         log.event(
             "provider_registered",
             provider=message.provider_id,
@@ -229,6 +242,7 @@ class Hub:
         for stream in self._streams.values():
             if stream.connection is connection:
                 stream.inbox.break_off(Broken.PROVIDER_LOST)
+        self.orders.lost(connection.provider_id)
         view = self._views[connection.provider_id]
         self._views[connection.provider_id] = fleet.disconnected(view, self._clock())
         log.event("provider_left", provider=connection.provider_id, generation=connection.generation)
@@ -267,26 +281,33 @@ class Hub:
         view = self._views[connection.provider_id]
         match message:
             case Heartbeat():
-                self._views[view.provider_id] = fleet.beaten(view, message, self._clock())
+                beaten = self._views[view.provider_id] = mirror.eased(fleet.beaten(view, message, self._clock()))
+                self.orders.beaten(view.provider_id, beaten.slots)
             case ModelsUpdate():
-                self._views[view.provider_id] = fleet.models_replaced(view, message)
+                self._views[view.provider_id] = mirror.eased(fleet.models_replaced(view, message))
             case InferenceAccepted():
                 self._views[view.provider_id] = fleet.accepted(view, message.request_id)
                 self._deliver(connection, message, len(frame))
             case InferenceChunk() | InferenceNotice() | InferenceComplete() | InferenceError():
                 self._deliver(connection, message, len(frame))
             case PrefetchStatus() | LoadModelStatus():
-                log.event(
-                    message.type,
-                    provider=view.provider_id,
-                    model=message.model_id,
-                    status=message.status,
-                    reason=message.reason,
-                )
+                self._note_progress(view, message)
             case Register():
                 self._complain(connection, "register comes once")
             case _:
                 assert_never(message)
+
+    def _note_progress(self, view: ProviderView, message: LoadModelStatus | PrefetchStatus) -> None:
+        self._views[view.provider_id] = fleet.told(view, message, self._clock())
+        fields = {"model": message.model_id, "status": message.status, "reason": message.reason}
+        log.event(message.type, provider=view.provider_id, **fields)
+        if isinstance(message, PrefetchStatus):
+            self.metrics.prefetches.labels(message.status).inc()
+            return
+        self.metrics.loads.labels(message.status).inc()
+        if message.status == "failed":
+            self.metrics.load_failures.labels("memory" if lacked_memory(message) else "other").inc()
+        self.orders.told(view.provider_id, message)
 
     def _deliver(self, connection: _Connection, frame: Frame, size_bytes: int) -> None:
         """Late frames of a request that is over, and another provider's request, are left out."""
@@ -325,6 +346,36 @@ class Hub:
         view = self._views.get(provider_id)
         if view is not None:
             self._views[provider_id] = fleet.full(view, model, self._clock() + for_s)
+
+    def note_refused(self, provider_id: str, model: str) -> None:
+        """The provider has refused for want of capacity."""
+        view = self._views.get(provider_id)
+        if view is None:
+            return
+        now, known = self._clock(), view.cooldowns.get(model)
+        cooling = cooldown.refused(known, mirror.capacity(view, model), now)
+        self._views[provider_id] = fleet.cooled(view, model, cooling)
+        if cooling is not known and cooling.active(now):
+            self.metrics.cooldowns.inc()
+            for_s = cooling.until_s - now
+            log.warning("capacity_cooldown", provider=provider_id, model=model, refusals=cooling.refusals, for_s=for_s)
+
+    def tell(self, provider_id: str, order: Order) -> bool:
+        """False when the provider is not connected: nothing is kept for later."""
+        connection = self._connections.get(provider_id)
+        if connection is None:
+            return False
+        connection.link.send(order)
+        return True
+
+    def desire(self, desired: DesiredModels) -> None:
+        """To every provider, now and at its registration. An older revision than the last changes nothing."""
+        if self._desired is not None and desired.revision <= self._desired.revision:
+            return
+        self._desired = desired
+        log.event("desired_models", revision=desired.revision, models=len(desired.models))
+        for connection in self._connections.values():
+            connection.link.send(desired)
 
     def _release(self, provider_id: str, request_id: str) -> None:
         view = self._views.get(provider_id)

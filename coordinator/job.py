@@ -8,9 +8,6 @@ from typing import Any
 from coordinator.store.records import JobOutcome, Usage
 from provider.api.wire import Failure
 
-CHARACTERS_PER_TOKEN = 6
-"""More than text of any language has on average, so that the estimate stays below the truth."""
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -23,11 +20,6 @@ class Job:
     stream: bool
     body: dict[str, Any]
     started_at: datetime
-
-    @property
-    def prompt_tokens(self) -> int:
-        """A lower bound."""
-        return _tokens(self.body.get("messages", self.body.get("prompt")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +87,3 @@ def _has_content(choice: object) -> bool:
     delta = choice.get("delta")
     said = delta if isinstance(delta, dict) else {"content": choice.get("text")}
     return any(said.get(key) for key in ("content", "reasoning_content", "tool_calls"))
-
-
-def _tokens(prompt: object) -> int:
-    match prompt:
-        case str():
-            return len(prompt) // CHARACTERS_PER_TOKEN
-        case int():
-            return 1
-        case list():
-            return sum(_tokens(part) for part in prompt)
-        case {"text": part} | {"content": part}:
-            return _tokens(part)
-        case _:
-            return 0

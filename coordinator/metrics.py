@@ -23,6 +23,20 @@ class Metrics:
         self.refusals = Counter(
             "darkbloom_route_refusals", "Requests nobody could take.", ["reason"], registry=self.registry
         )
+        self.loads = Counter(
+            "darkbloom_model_loads", "What providers have said of loads.", ["status"], registry=self.registry
+        )
+        self.load_failures = Counter(
+            "darkbloom_model_load_failures", "Loads that failed.", ["reason"], registry=self.registry
+        )
+        self.prefetches = Counter(
+            "darkbloom_model_prefetches", "What providers have said of prefetches.", ["status"], registry=self.registry
+        )
+        self.cooldowns = Counter(
+            "darkbloom_capacity_cooldowns",
+            "Times that a provider was left alone after it had kept refusing a model.",
+            registry=self.registry,
+        )
         self.running = Gauge("darkbloom_requests_running", "Generation requests in progress.", registry=self.registry)
         self.first_chunk = Histogram(
             "darkbloom_time_to_first_chunk_seconds",

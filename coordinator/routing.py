@@ -1,25 +1,37 @@
 """Which provider takes a request: pure, and with one closed reason for each that cannot."""
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
+from coordinator import mirror
 from coordinator.config import Timings
 from coordinator.fleet import Presence, ProviderView, presence
-from provider.protocol import Slot
+from coordinator.mirror import ColdLoad, TooLong
+from coordinator.store.records import MemoryTables
+from provider.protocol import ModelAd, Slot
 
 
 class Reason(StrEnum):
     """Why a provider cannot take a request now, the furthest from taking it first."""
 
     MODEL_NOT_SERVED = "model_not_served"
+    CONTEXT_EXCEEDED = "context_exceeded"
+    """The prompt is longer than its context."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The prompt is longer than all its room for keys and values."""
     LOST = "provider_lost"
     DISCONNECTED = "provider_disconnected"
     SUSPECT = "provider_suspect"
     SLOT_FAILED = "slot_failed"
+    NO_KV_BUDGET = "no_kv_budget"
+    """Loaded, and left with no room for keys and values at all."""
+    MEMORY_CAP = "memory_cap"
+    """Not loaded, and the weights would not fit."""
     DRAINING = "provider_draining"
-    UNLOADING = "slot_unloading"
+    COOLING = "capacity_cooldown"
+    """It has kept refusing this model for want of capacity."""
     TRIED = "already_tried"
     """It has failed at this very request."""
     NO_KV_ROOM = "no_kv_room"
@@ -40,23 +52,49 @@ PRESENCES = {
 }
 
 
+TOO_LONG = {
+    TooLong.CONTEXT_EXCEEDED: Reason.CONTEXT_EXCEEDED,
+    TooLong.PROMPT_TOO_LONG: Reason.PROMPT_TOO_LONG,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prompt_tokens` is a lower bound: nobody is refused for an estimate."""
+    """`prompt_tokens` is an estimate, for which nobody is refused; `least_tokens` is a bound from below."""
 
     model: str
     prompt_tokens: int
     tried: Collection[str] = frozenset()
+    least_tokens: int = 0
+
+
+class Readiness(IntEnum):
+    """How far a provider is from serving the model; the nearest first."""
+
+    LOADED = 0
+    LOADING = 1
+    LOADABLE = 2
+    UNKNOWN = 3
+    """Whether it could be loaded, only the provider can tell."""
+    UNLOADING = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cost:
-    """Compared in this order: room before none, warm before cold, then the least loaded."""
+    """Compared in this order: room before none, then what is loaded or soon will be, then the least loaded."""
 
     busy: bool
-    cold: bool
+    readiness: Readiness
     load: float
     """Requests at the provider, running, waiting or sent, per slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """Nobody in the fleet can ever serve so long a prompt; `longest_tokens` is what the best of them could."""
+
+    reason: TooLong
+    longest_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +105,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`reasons` by provider; `reason` is the one nearest to a yes, None when the fleet is empty."""
+    """`reasons` by provider; `reason` is the one nearest to a yes, None when the fleet is empty. `beyond`: no waiting
+    would help."""
 
     reasons: Mapping[str, Reason]
+    beyond: Beyond | None = None
 
     @property
     def reason(self) -> Reason | None:
@@ -82,49 +122,94 @@ class Refused:
 
 
 def route(
-    request: Request, views: Iterable[ProviderView], now_s: float, rng: random.Random, timings: Timings
+    request: Request,
+    views: Collection[ProviderView],
+    now_s: float,
+    rng: random.Random,
+    timings: Timings,
+    tables: MemoryTables,
 ) -> Chosen | Refused:
     """The provider of least cost, equals at random; every other provider has a cost or a reason."""
     reasons: dict[str, Reason] = {}
     candidates: list[Chosen] = []
     for view in views:
-        match judge(request, view, now_s, timings):
+        match judge(request, view, now_s, timings, tables):
             case Reason() as reason:
                 reasons[view.provider_id] = reason
             case Cost() as cost:
                 candidates.append(Chosen(view.provider_id, cost))
     if not candidates:
-        return Refused(reasons)
+        return Refused(reasons, _beyond(request, views, tables))
     least = min(candidate.cost for candidate in candidates)
     return rng.choice([candidate for candidate in candidates if candidate.cost == least])
 
 
-def judge(request: Request, view: ProviderView, now_s: float, timings: Timings) -> Cost | Reason:
+def judge(request: Request, view: ProviderView, now_s: float, timings: Timings, tables: MemoryTables) -> Cost | Reason:
     """What it costs this provider to take the request, or why it cannot."""
-    slot = view.slots.get(request.model)
-    reason = _unfit(request, view, slot, now_s, timings)
+    ad = view.models.get(request.model)
+    if ad is None:
+        return Reason.MODEL_NOT_SERVED
+    reason = _unfit(request, view, ad, now_s, timings, tables)
     if reason is not None:
         return reason
+    slot = view.slots.get(request.model)
     crowded = _crowded(request, view, slot)
     if crowded is not None and now_s < view.full_until_s.get(request.model, now_s):
         return crowded
-    cold = slot is None or slot.state == "loading"
-    return Cost(crowded is not None, cold, _at_work(request.model, view, slot) / _slots(slot))
+    return Cost(crowded is not None, _readiness(view, ad, slot), _at_work(request.model, view, slot) / _slots(slot))
 
 
-def _unfit(request: Request, view: ProviderView, slot: Slot | None, now_s: float, timings: Timings) -> Reason | None:
-    if request.model not in view.models:
-        return Reason.MODEL_NOT_SERVED
+def _unfit(
+    request: Request, view: ProviderView, ad: ModelAd, now_s: float, timings: Timings, tables: MemoryTables
+) -> Reason | None:
+    slot = view.slots.get(request.model)
     here = presence(view, now_s, timings)
     if here is not Presence.ALIVE:
         return PRESENCES[here]
-    if slot is not None and slot.state == "failed":
-        return Reason.SLOT_FAILED
+    too_long = mirror.too_long(request.least_tokens, view, ad, tables)
+    if too_long is not None:
+        return TOO_LONG[too_long]
+    reason = _memory(view, ad, slot)
+    if reason is not None:
+        return reason
     if view.draining:
         return Reason.DRAINING
-    if slot is not None and slot.state == "unloading":
-        return Reason.UNLOADING
+    cooldown = view.cooldowns.get(request.model)
+    if cooldown is not None and cooldown.active(now_s):
+        return Reason.COOLING
     return Reason.TRIED if view.provider_id in request.tried else None
+
+
+def _memory(view: ProviderView, ad: ModelAd, slot: Slot | None) -> Reason | None:
+    if slot is not None and slot.state == "failed":
+        return Reason.SLOT_FAILED
+    if mirror.known_zero(slot):
+        return Reason.NO_KV_BUDGET
+    cold = slot is None or slot.state == "unloading"
+    return Reason.MEMORY_CAP if cold and mirror.cold_load(view, ad) is ColdLoad.REFUSED else None
+
+
+def _readiness(view: ProviderView, ad: ModelAd, slot: Slot | None) -> Readiness:
+    if slot is None:
+        admitted = mirror.cold_load(view, ad) is ColdLoad.ADMITTED
+        return Readiness.LOADABLE if admitted else Readiness.UNKNOWN
+    match slot.state:
+        case "idle" | "running":
+            return Readiness.LOADED
+        case "loading":
+            return Readiness.LOADING
+        case "unloading" | "failed":
+            return Readiness.UNLOADING
+
+
+def _beyond(request: Request, views: Collection[ProviderView], tables: MemoryTables) -> Beyond | None:
+    """Only when everyone who serves the model is known to be too small, whoever is here or away now."""
+    serving = [(view, view.models[request.model]) for view in views if request.model in view.models]
+    verdicts = {mirror.too_long(request.least_tokens, view, ad, tables) for view, ad in serving}
+    if not verdicts or None in verdicts:
+        return None
+    reason = TooLong.PROMPT_TOO_LONG if TooLong.PROMPT_TOO_LONG in verdicts else TooLong.CONTEXT_EXCEEDED
+    return Beyond(reason, max(mirror.longest_prompt(view, ad, tables) for view, ad in serving))
 
 
 def _crowded(request: Request, view: ProviderView, slot: Slot | None) -> Reason | None:

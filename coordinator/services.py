@@ -15,6 +15,7 @@ from coordinator.dispatch import Dispatcher
 from coordinator.hub import WATCH_EVERY_S, Hub
 from coordinator.keys import KeyRing, hashed
 from coordinator.recorder import Recorder
+from coordinator.reference import Reference
 from coordinator.store.lifetime import open_store
 from coordinator.store.postgres import Store
 from coordinator.store.records import Sighting, Token, TokenKind, Touch
@@ -41,6 +42,7 @@ class Services:
     hub: Hub
     dispatcher: Dispatcher
     recorder: Recorder
+    reference: Reference
 
     def health(self) -> Health:
         """Of this process: a coordinator without providers is well."""
@@ -67,7 +69,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         if settings.up is not None:
             await _store_up_tokens(store, settings.up)
         services = _wire(settings, store)
-        for endless in (services.hub.watch(), services.recorder.run()):
+        await services.reference.read()
+        refreshing = services.reference.run(settings.timings.reference_s)
+        for endless in (services.hub.watch(), services.recorder.run(), refreshing):
             stack.push_async_callback(_stop, asyncio.create_task(endless))
         try:
             yield services
@@ -87,11 +91,18 @@ def _wire(settings: Settings, store: Store) -> Services:
 
     hub = Hub(settings.timings, time.monotonic, seen)
     recorder = Recorder(store.write, hub.metrics)
+    reference = Reference(store, hub.desire)
     dispatcher = Dispatcher(
-        hub, settings.timings, recorder.add, time.monotonic, lambda: datetime.now(UTC), random.Random()
+        hub,
+        settings.timings,
+        recorder.add,
+        lambda: reference.tables,
+        time.monotonic,
+        lambda: datetime.now(UTC),
+        random.Random(),
     )
     keys = KeyRing(store.token_with_hash, time.monotonic, used, settings.timings.key_fresh_s)
-    return Services(settings, store, keys, hub, dispatcher, recorder)
+    return Services(settings, store, keys, hub, dispatcher, recorder, reference)
 
 
 def _sighting(message: Register) -> Sighting:

@@ -2,13 +2,15 @@
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from coordinator.api.errors import Refusal, body_too_large
 from provider.api.wire import MAX_BODY_BYTES, invalid_request
 
+Body = TypeVar("Body", bound=BaseModel)
 HALF_A_PAIR = re.compile(rb"\\u[dD]")
 """JSON can spell half of a surrogate pair, which has no UTF-8."""
 
@@ -16,6 +18,22 @@ HALF_A_PAIR = re.compile(rb"\\u[dD]")
 async def read_object(request: Request) -> dict[str, Any]:
     """Raises Refusal: 413, whether or not the length was announced, or 400."""
     return parse_object(await _read(request))
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """Raises Refusal."""
+    try:
+        return kind.model_validate(await read_object(request))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refusal(invalid_request(f"{where}: {first['msg']}" if where else first["msg"], where or None)) from None
+
+
+def described(kind: type[BaseModel]) -> dict[str, Any]:
+    """The body of a route that uses `read`, for OpenAPI."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _read(request: Request) -> bytes:

@@ -40,7 +40,6 @@ from provider.protocol import (
     InferenceError,
     InferenceNotice,
     InferenceRequest,
-    MemoryReport,
     ModelAd,
     MtpStatus,
     NoticeKind,
@@ -121,8 +120,10 @@ class Running:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"}
 
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=20, verify=False)
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
+        """Of an API client, or of whoever has `key`."""
+        headers = {"Authorization": f"Bearer {key or self.api_key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20, verify=False)
 
     async def usage(self) -> list[tuple[Any, ...]]:
         """Job outcomes so far; they are written behind the answers."""
@@ -179,16 +180,17 @@ async def healthy(url: str, ended: asyncio.Task[None]) -> None:
 # -- scripted providers
 
 
-def advert(model: str = MODEL) -> ModelAd:
-    return ModelAd(
-        id=model,
-        model_type="qwen3_5",
-        size_bytes=GIB,
-        context_length=4096,
-        kv_bytes_per_token=1024,
-        state_bytes=4096,
-        mtp=MtpStatus(active=False),
-    )
+def advert(model: str = MODEL, **values: Any) -> ModelAd:
+    told = {
+        "id": model,
+        "model_type": "qwen3_5",
+        "size_bytes": GIB,
+        "context_length": 4096,
+        "kv_bytes_per_token": 1024,
+        "state_bytes": 4096,
+        "mtp": MtpStatus(active=False),
+    }
+    return ModelAd.model_validate({**told, **values})
 
 
 def slot(model: str = MODEL, **values: Any) -> Slot:
@@ -210,16 +212,18 @@ def registration(provider_id: str, **values: Any) -> Register:
     )
 
 
-def heartbeat(seq: int, status: str = "idle", slots: list[Slot] | None = None) -> Heartbeat:
-    memory = MemoryReport(
-        physical_bytes=8 * GIB,
-        effective_cap_bytes=6 * GIB,
-        active_bytes=GIB,
-        cache_bytes=0,
-        activation_reserve_bytes=0,
-        free_for_load_bytes=4 * GIB,
-    )
-    beat = {"status": status, "capacity_seq": seq, "memory": memory, "slots": slots or [slot()]}
+def heartbeat(seq: int, status: str = "idle", slots: list[Slot] | None = None, **reported: Any) -> Heartbeat:
+    """`slots` None: the model is loaded and idle. `reported` is of the memory."""
+    memory = {
+        "physical_bytes": 8 * GIB,
+        "effective_cap_bytes": 6 * GIB,
+        "active_bytes": GIB,
+        "cache_bytes": 0,
+        "activation_reserve_bytes": 0,
+        "free_for_load_bytes": 4 * GIB,
+        **reported,
+    }
+    beat = {"status": status, "capacity_seq": seq, "memory": memory, "slots": [slot()] if slots is None else slots}
     return Heartbeat.model_validate(beat)
 
 

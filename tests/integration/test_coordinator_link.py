@@ -18,6 +18,7 @@ from provider.protocol import (
     parse_from_coordinator,
 )
 from tests.integration.coordinator_harness import (
+    GIB,
     MODEL,
     QUICK,
     Running,
@@ -253,7 +254,9 @@ def test_an_older_heartbeat_is_discarded(postgres: str) -> None:
 WAYS_OUT: list[tuple[dict[str, Any], str]] = [
     ({"status": "draining"}, "provider_draining"),
     ({"slots": [slot(state="failed")]}, "slot_failed"),
-    ({"slots": [slot(state="unloading")]}, "slot_unloading"),
+    ({"slots": [slot(kv_bytes_per_token=1024)]}, "no_kv_budget"),
+    ({"slots": [slot(state="unloading")], "free_for_load_bytes": GIB}, "memory_cap"),
+    ({"slots": [], "free_for_load_bytes": -1}, "memory_cap"),
 ]
 
 

@@ -14,25 +14,6 @@ def job(**body: Any) -> Job:
     return Job("j", 1, "/v1/completions", "demo", True, {"model": "demo", **body}, NOW)
 
 
-@pytest.mark.parametrize(
-    ("body", "tokens"),
-    [
-        ({}, 0),
-        ({"prompt": "x" * 60}, 10),
-        ({"prompt": [1, 2, 3]}, 3),
-        ({"prompt": [[1, 2], [3]]}, 3),
-        ({"prompt": ["x" * 60, "y" * 60]}, 20),
-        ({"prompt": None}, 0),
-        ({"prompt": {"odd": 1}}, 0),
-        ({"messages": [{"role": "user", "content": "x" * 60}]}, 10),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 60}]}]}, 10),
-        ({"messages": [{"role": "assistant", "content": None}, 3.5, "hi"]}, 0),
-    ],
-)
-def test_the_estimate_of_a_prompt_is_a_lower_bound_for_any_json(body: dict[str, Any], tokens: int) -> None:
-    assert job(**body).prompt_tokens == tokens
-
-
 def chunk(**delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta}]}
 

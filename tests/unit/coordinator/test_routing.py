@@ -9,16 +9,21 @@ from hypothesis import strategies as st
 
 from coordinator import fleet
 from coordinator.config import Timings
+from coordinator.cooldown import Capacity, Cooldown
 from coordinator.fleet import Hold, ProviderView
-from coordinator.routing import Chosen, Cost, Reason, Refused, Request, judge, route
-from tests.unit.coordinator.views import MODEL, advert, beat, slot, view
+from coordinator.mirror import TooLong
+from coordinator.routing import Beyond, Chosen, Cost, Reason, Refused, Request, judge, route
+from tests.unit.coordinator.views import GIB, MODEL, TABLES, advert, beat, memory, slot, view
 
 TIMINGS = Timings()
 SMALL = Request(MODEL, prompt_tokens=10)
 
 
+COOLING = Cooldown(3, refused_s=-1.0, until_s=4.0, capacity=Capacity(True, False, 0, 4, "unknown"))
+
+
 def chosen(*views: ProviderView, request: Request = SMALL, now_s: float = 0.0, seed: int = 0) -> str | Reason | None:
-    match route(request, views, now_s, random.Random(seed), TIMINGS):
+    match route(request, views, now_s, random.Random(seed), TIMINGS, TABLES):
         case Chosen(provider_id):
             return provider_id
         case Refused() as refused:
@@ -32,17 +37,23 @@ def chosen(*views: ProviderView, request: Request = SMALL, now_s: float = 0.0, s
         (view(now_s=-45), Reason.LOST),
         (view(connected=False), Reason.DISCONNECTED),
         (view(now_s=-15), Reason.SUSPECT),
+        (view(models={MODEL: advert(context_length=60)}), Reason.CONTEXT_EXCEEDED),
+        (view("p1", slot(tokens_max=59)), Reason.PROMPT_TOO_LONG),
         (view("p1", slot(state="failed")), Reason.SLOT_FAILED),
+        (view("p1", slot(kv_bytes_per_token=1024)), Reason.NO_KV_BUDGET),
+        (view(memory=memory(free_for_load_bytes=GIB)), Reason.MEMORY_CAP),
+        (view("p1", slot(state="unloading"), memory=memory(free_for_load_bytes=GIB)), Reason.MEMORY_CAP),
         (view(draining=True), Reason.DRAINING),
-        (view("p1", slot(state="unloading")), Reason.UNLOADING),
+        (view(cooldowns={MODEL: COOLING}), Reason.COOLING),
         (view("p0"), Reason.TRIED),
         (view("p1", slot(tokens_max=100, tokens_used=95), full_until_s={MODEL: 1.0}), Reason.NO_KV_ROOM),
         (view("p1", slot(running=3, waiting=1), full_until_s={MODEL: 1.0}), Reason.QUEUE_FULL),
     ],
 )
 def test_each_reason_is_given_for_its_cause(seen: ProviderView, reason: Reason) -> None:
-    assert judge(replace(SMALL, tried=("p0",)), seen, 0.0, TIMINGS) is reason
-    assert chosen(seen, request=replace(SMALL, tried=("p0",))) is reason
+    request = replace(SMALL, tried=("p0",), least_tokens=60)
+    assert judge(request, seen, 0.0, TIMINGS, TABLES) is reason
+    assert chosen(seen, request=request) is reason
 
 
 def test_every_reason_has_a_test() -> None:
@@ -92,9 +103,75 @@ def test_tokens_that_we_have_just_sent_take_kv_room() -> None:
     assert chosen(held, view("b", slot(running=3))) == "b"
 
 
-def test_a_prompt_that_can_never_fit_is_left_for_the_provider_to_refuse() -> None:
+def test_nobody_is_refused_for_an_estimate() -> None:
     seen = view("a", slot(tokens_max=100, tokens_used=90), full_until_s={MODEL: 1.0})
-    assert chosen(seen, request=Request(MODEL, prompt_tokens=101)) == "a"
+    assert chosen(seen, request=Request(MODEL, prompt_tokens=5000)) == "a"
+    assert chosen(seen, request=Request(MODEL, prompt_tokens=5000, least_tokens=101)) is Reason.PROMPT_TOO_LONG
+
+
+def test_what_is_loaded_goes_before_what_loads_before_what_could_be_loaded() -> None:
+    order = [
+        view("loaded", slot(running=3)),
+        view("loading", slot(state="loading")),
+        view("loadable"),
+        view("unknown", memory=memory(free_for_load_bytes=None)),
+        view("unloading", slot(state="unloading")),
+    ]
+    for place, first in enumerate(order):
+        assert chosen(*reversed(order[place:])) == first.provider_id
+    silent = view("silent", memory=None)
+    assert chosen(silent) == "silent"
+    assert chosen(silent, order[2]) == "loadable"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1, GIB])
+def test_a_provider_that_cannot_load_is_not_asked_to(bad: float) -> None:
+    small = view("small", memory=memory(free_for_load_bytes=bad))
+    assert chosen(small) is Reason.MEMORY_CAP
+    assert chosen(small, view("busy", slot(running=4, waiting=9))) == "busy"
+    assert chosen(view("warm", slot(), memory=memory(free_for_load_bytes=bad))) == "warm"
+
+
+def test_a_long_prompt_goes_to_the_one_that_has_room_for_it() -> None:
+    long = Request(MODEL, prompt_tokens=9000, least_tokens=5000)
+    small = view("small", slot())
+    large = view("large", models={MODEL: advert(context_length=32_768)})
+    tight = view("tight", slot(tokens_max=4999), models={MODEL: advert(context_length=32_768)})
+    assert chosen(small, large, tight, request=long) == "large"
+    assert chosen(small, tight, request=long) is Reason.PROMPT_TOO_LONG
+
+
+def beyond(*views: ProviderView, least_tokens: int = 5000) -> Beyond | None:
+    request = Request(MODEL, prompt_tokens=9000, least_tokens=least_tokens)
+    decision = route(request, views, 0.0, random.Random(0), TIMINGS, TABLES)
+    return decision.beyond if isinstance(decision, Refused) else None
+
+
+def test_only_what_nobody_could_ever_serve_is_refused_for_the_whole_fleet() -> None:
+    wide = {MODEL: advert(context_length=32_768)}
+    small, tight = view("small", slot()), view("tight", slot(tokens_max=4999), models=wide)
+    assert beyond(small) == Beyond(TooLong.CONTEXT_EXCEEDED, 4096)
+    assert beyond(small, tight, view("other", models={})) == Beyond(TooLong.PROMPT_TOO_LONG, 4999)
+    assert beyond(small, least_tokens=4095) is None
+    for possible in [
+        view("full", slot(running=9, tokens_max=5000, tokens_used=5000), models=wide, full_until_s={MODEL: 1.0}),
+        view("draining", models=wide, draining=True),
+        view("gone", models=wide, connected=False),
+        view("unknown", slot(), models=wide),
+        view("unknown context", models={MODEL: advert(context_length=0, kv_bytes_per_token=0)}),
+        view("failed", slot(state="failed"), models=wide),
+        view("nothing left", slot(kv_bytes_per_token=1), models=wide),
+    ]:
+        assert beyond(small, tight, possible) is None
+    assert beyond() is None
+    assert beyond(view("other", models={})) is None
+
+
+def test_a_cooldown_ends() -> None:
+    cooling = view("a", slot(), cooldowns={MODEL: COOLING})
+    assert chosen(cooling, now_s=3.9) is Reason.COOLING
+    assert chosen(cooling, view("b", slot(running=3)), now_s=3.9) == "b"
+    assert chosen(cooling, now_s=4.0) == "a"
 
 
 def test_the_reason_nearest_to_a_yes_is_told() -> None:
@@ -103,7 +180,7 @@ def test_the_reason_nearest_to_a_yes_is_told() -> None:
 
 
 def test_an_empty_fleet_refuses_without_a_reason() -> None:
-    refused = route(SMALL, [], 0.0, random.Random(0), TIMINGS)
+    refused = route(SMALL, [], 0.0, random.Random(0), TIMINGS, TABLES)
     assert isinstance(refused, Refused)
     assert refused.reason is None
     assert not refused.listed
@@ -112,7 +189,7 @@ def test_an_empty_fleet_refuses_without_a_reason() -> None:
 def test_equals_share() -> None:
     fleet_of = [view(name, slot()) for name in "abcd"]
     rng = random.Random(1)
-    picked = [route(SMALL, fleet_of, 0.0, rng, TIMINGS) for _ in range(400)]
+    picked = [route(SMALL, fleet_of, 0.0, rng, TIMINGS, TABLES) for _ in range(400)]
     shares = [sum(one.provider_id == name for one in picked if isinstance(one, Chosen)) for name in "abcd"]
     assert all(60 < share < 140 for share in shares)
 
@@ -127,7 +204,7 @@ def views(draw: Callable[[st.SearchStrategy[Any]], Any], name: str = "p") -> Pro
     if draw(st.booleans()):
         values = {key: draw(COUNTS) for key in ("running", "waiting", "max_concurrency")}
         tokens = {key: draw(st.integers(0, 60)) for key in ("tokens_used", "tokens_queued", "tokens_max")}
-        slots = (slot(state=draw(STATES), **values, **tokens),)
+        slots = (slot(state=draw(STATES), kv_bytes_per_token=draw(st.sampled_from([0, 64])), **values, **tokens),)
     seen = view(name, *slots, now_s=-draw(st.sampled_from([0, 14, 15, 44, 45])))
     for number in range(draw(st.integers(0, 3))):
         seen = fleet.held(seen, f"{number}.1", Hold(draw(st.sampled_from([MODEL, "other"])), draw(COUNTS)))
@@ -136,45 +213,54 @@ def views(draw: Callable[[st.SearchStrategy[Any]], Any], name: str = "p") -> Pro
         "draining": draw(st.booleans()),
         "models": {MODEL: advert()} if draw(st.booleans()) else {},
         "full_until_s": {MODEL: 1.0} if draw(st.booleans()) else {},
+        "cooldowns": {MODEL: COOLING} if draw(st.booleans()) else {},
+        "memory": draw(
+            st.sampled_from([None, memory(), memory(free_for_load_bytes=0), memory(free_for_load_bytes=-1)])
+        ),
     }
     return replace(seen, **changes)
 
 
 FLEETS = st.integers(0, 6).flatmap(lambda size: st.tuples(*(views(f"p{number}") for number in range(size))))
-REQUESTS = st.builds(Request, st.sampled_from([MODEL, "none"]), st.integers(0, 80), st.sets(st.just("p0")))
+REQUESTS = st.builds(
+    Request, st.sampled_from([MODEL, "none"]), st.integers(0, 80), st.sets(st.just("p0")), st.integers(0, 5000)
+)
 
 
 @given(FLEETS, REQUESTS)
 def test_every_provider_has_a_cost_or_a_reason(seen: tuple[ProviderView, ...], request: Request) -> None:
-    decision = route(request, seen, 0.0, random.Random(0), TIMINGS)
-    verdicts = {each.provider_id: judge(request, each, 0.0, TIMINGS) for each in seen}
+    decision = route(request, seen, 0.0, random.Random(0), TIMINGS, TABLES)
+    verdicts = {each.provider_id: judge(request, each, 0.0, TIMINGS, TABLES) for each in seen}
     match decision:
         case Chosen(provider_id, cost):
             assert verdicts[provider_id] == cost
             assert cost == min(verdict for verdict in verdicts.values() if isinstance(verdict, Cost))
-        case Refused(reasons):
+        case Refused(reasons, too_far):
             assert reasons == verdicts
+            served = {reason for reason in reasons.values() if reason is not Reason.MODEL_NOT_SERVED}
+            if served and served <= {Reason.CONTEXT_EXCEEDED, Reason.PROMPT_TOO_LONG}:
+                assert too_far is not None
 
 
 @given(FLEETS, REQUESTS, st.integers(0, 99))
 def test_the_decision_depends_on_nothing_but_its_arguments(
     seen: tuple[ProviderView, ...], request: Request, seed: int
 ) -> None:
-    once = route(request, seen, 0.0, random.Random(seed), TIMINGS)
-    assert once == route(request, seen, 0.0, random.Random(seed), TIMINGS)
+    once = route(request, seen, 0.0, random.Random(seed), TIMINGS, TABLES)
+    assert once == route(request, seen, 0.0, random.Random(seed), TIMINGS, TABLES)
 
 
 @given(views(), REQUESTS, st.sampled_from(["running", "waiting", "tokens_used", "tokens_queued"]), st.integers(0, 9))
 def test_more_load_never_lowers_the_cost(seen: ProviderView, request: Request, what: str, more: int) -> None:
-    before = judge(request, seen, 0.0, TIMINGS)
+    before = judge(request, seen, 0.0, TIMINGS, TABLES)
     slots = tuple(each.model_copy(update={what: getattr(each, what) + more}) for each in seen.slots.values())
     heavier = replace(seen, slots=fleet.beaten(seen, beat(9, slots=slots), 0.0).slots)
-    after = judge(request, heavier, 0.0, TIMINGS)
+    after = judge(request, heavier, 0.0, TIMINGS, TABLES)
     assert isinstance(after, Reason) or (isinstance(before, Cost) and after >= before)
 
 
 @given(views(), REQUESTS, st.integers(0, 60))
 def test_one_more_request_of_ours_never_lowers_the_cost(seen: ProviderView, request: Request, tokens: int) -> None:
-    before = judge(request, seen, 0.0, TIMINGS)
-    after = judge(request, fleet.held(seen, "more.1", Hold(request.model, tokens)), 0.0, TIMINGS)
+    before = judge(request, seen, 0.0, TIMINGS, TABLES)
+    after = judge(request, fleet.held(seen, "more.1", Hold(request.model, tokens)), 0.0, TIMINGS, TABLES)
     assert isinstance(after, Reason) or (isinstance(before, Cost) and after >= before)

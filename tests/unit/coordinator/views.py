@@ -5,22 +5,28 @@ from typing import Any
 
 from coordinator import fleet
 from coordinator.fleet import ProviderView
+from coordinator.store.records import MemoryTables, Residency
+from provider.memory.floors import SHIPPED_FLOORS, SHIPPED_RESIDENCY_BYTES
 from provider.protocol import Hardware, Heartbeat, MemoryReport, ModelAd, MtpStatus, Register, Slot
 
 GIB = 2**30
 MODEL = "demo"
+TABLES = MemoryTables(
+    SHIPPED_FLOORS, {id: Residency(size, "measured", "0.8.16") for id, size in SHIPPED_RESIDENCY_BYTES.items()}
+)
 
 
-def advert(model: str = MODEL) -> ModelAd:
-    return ModelAd(
-        id=model,
-        model_type="qwen3_5",
-        size_bytes=GIB,
-        context_length=4096,
-        kv_bytes_per_token=1024,
-        state_bytes=0,
-        mtp=MtpStatus(active=False),
-    )
+def advert(model: str = MODEL, **values: Any) -> ModelAd:
+    told = {
+        "id": model,
+        "model_type": "qwen3_5",
+        "size_bytes": GIB,
+        "context_length": 4096,
+        "kv_bytes_per_token": 1024,
+        "state_bytes": 0,
+        "mtp": MtpStatus(active=False),
+    }
+    return ModelAd.model_validate({**told, **values})
 
 
 def register(provider_id: str = "p1", models: tuple[str, ...] = (MODEL,)) -> Register:
@@ -39,16 +45,20 @@ def slot(model: str = MODEL, **values: Any) -> Slot:
     return Slot.model_validate({"model": model, "state": "idle", "max_concurrency": 4, **values})
 
 
-def beat(seq: int = 1, status: str = "idle", slots: tuple[Slot, ...] = ()) -> Heartbeat:
-    memory = MemoryReport(
-        physical_bytes=8 * GIB,
-        effective_cap_bytes=6 * GIB,
-        active_bytes=GIB,
-        cache_bytes=0,
-        activation_reserve_bytes=0,
-        free_for_load_bytes=4 * GIB,
-    )
-    said = {"status": status, "capacity_seq": seq, "memory": memory, "slots": list(slots)}
+def memory(**values: Any) -> MemoryReport:
+    told = {
+        "physical_bytes": 8 * GIB,
+        "effective_cap_bytes": 6 * GIB,
+        "active_bytes": GIB,
+        "cache_bytes": 0,
+        "activation_reserve_bytes": 0,
+        "free_for_load_bytes": 4 * GIB,
+    }
+    return MemoryReport.model_validate({**told, **values})
+
+
+def beat(seq: int = 1, status: str = "idle", slots: tuple[Slot, ...] = (), **reported: Any) -> Heartbeat:
+    said = {"status": status, "capacity_seq": seq, "memory": memory(**reported), "slots": list(slots)}
     return Heartbeat.model_validate(said)
 
 

@@ -1,0 +1,43 @@
+"""What the store holds and every decision reads: the tables of memory and the desired models. Last known while it is
+away."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from coordinator import log
+from coordinator.errors import StoreDown
+from coordinator.store.records import MemoryTables
+from provider.protocol import DesiredModels
+
+
+class Source(Protocol):
+    async def memory_tables(self) -> MemoryTables: ...
+    async def desired_models(self) -> DesiredModels | None: ...
+
+
+class Reference:
+    """Read at start and from time to time, so that Postgres is off the hot path. `publish` is given what is desired
+    each time it has been read: the hub tells the higher revision from the lower."""
+
+    def __init__(self, source: Source, publish: Callable[[DesiredModels], None]) -> None:
+        self._source = source
+        self._publish = publish
+        self.tables = MemoryTables({}, {})
+
+    async def read(self) -> None:
+        """Raises StoreDown, and then nothing has changed."""
+        tables = await self._source.memory_tables()
+        desired = await self._source.desired_models()
+        self.tables = tables
+        if desired is not None:
+            self._publish(desired)
+
+    async def run(self, every_s: float) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.read()
+            except StoreDown as error:
+                log.warning("reference_not_read", reason=str(error))
