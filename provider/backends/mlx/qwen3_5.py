@@ -58,6 +58,16 @@ class Trunk:
         attention = len(self._layers) - self.recurrent_layers
         return 2 * attention * self._args.num_key_value_heads * self._args.head_dim * self._dtype.size
 
+    def kv_bytes_of(self, layer: Any) -> int:
+        """Of one attention layer of this model's kind, per token."""
+        attention = layer.self_attn
+        return 2 * attention.num_key_value_heads * attention.head_dim * self._dtype.size
+
+    @property
+    def args(self) -> Any:
+        """mlx-lm's, of the model's text part."""
+        return self._args
+
     @property
     def state_bytes(self) -> int:
         return sum(array.nbytes for one in self._fresh_recurrent() for array in (one.conv, one.state))
@@ -146,9 +156,7 @@ def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent],
         ys, states, state = [], [], held.state
         for t in range(layout.longest):
             at = slice(t, t + 1)
-            y, state = recur(
-                q[:, at], k[:, at], v[:, at], decay[:, at], beta[:, at], mixer.A_log, mixer.dt_bias, state
-            )
+            y, state = recur(q[:, at], k[:, at], v[:, at], decay[:, at], beta[:, at], mixer.A_log, mixer.dt_bias, state)
             ys.append(y)
             states.append(state)
         held.captured = Captured(window, states)
