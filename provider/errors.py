@@ -45,7 +45,7 @@ class HeadInvalid(DarkbloomError):
     """Never fails its model, which then decodes plainly; `reason` is what the world is told."""
 
     def __init__(self, reason: Reason, detail: str, path: Path) -> None:
-        super().__init__(f"{path}: {detail}")
+        super().__init__(f"{path}: {detail}".encode(errors="backslashreplace").decode())
         self.reason = reason
         self.detail = detail
         self.path = path

@@ -57,13 +57,13 @@ def _parse(path: Path, raw: bytes) -> dict[str, TensorInfo]:
     try:
         entries = json.loads(raw)
         return {name: _tensor(entry, payload) for name, entry in entries.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ModelError(f"{path} has a damaged safetensors header: {REMEDY}.") from error
 
 
 def _tensor(entry: dict[str, Any], payload: int) -> TensorInfo:
     start, stop = entry["data_offsets"]
-    if not 0 <= start <= stop:
+    if not (isinstance(start, int) and isinstance(stop, int) and 0 <= start <= stop):
         raise ValueError("offsets out of order")
     shape = tuple(int(size) for size in entry["shape"])
     return TensorInfo(str(entry["dtype"]), shape, payload + start, stop - start)

@@ -7,6 +7,7 @@ from pathlib import Path
 from provider.models.dtypes import FLOAT_DTYPES
 from provider.models.safetensors_header import TensorInfo
 from provider.mtp.faults import Fault, Mismatch
+from provider.mtp.files import byte_length
 from provider.mtp.head import HeadTensor
 from provider.mtp.norms import check_norms
 from provider.mtp.packing import HeadQuantization, Packing
@@ -31,8 +32,8 @@ def check_names(names: Iterable[str], path: Path) -> None:
         raise Fault("lists no tensor of a head under the declared prefix", path)
     if len(found) > MAX_TENSORS:
         raise Fault(f"lists {len(found)} tensors of a head, more than {MAX_TENSORS}", path)
-    longest = max(found, key=lambda name: len(name.encode()))
-    if len(longest.encode()) > MAX_KEY_BYTES:
+    longest = max(found, key=byte_length)
+    if byte_length(longest) > MAX_KEY_BYTES:
         raise Fault(f"lists a tensor whose name is longer than {MAX_KEY_BYTES} bytes: {longest:.60}...", path)
 
 

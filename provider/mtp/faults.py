@@ -7,8 +7,9 @@ class Fault(Exception):
     """`detail` says in plain words what is wrong with the file or directory `path`."""
 
     def __init__(self, detail: str, path: Path) -> None:
-        super().__init__(detail)
-        self.detail = detail
+        # A name that a file gives may be no text that can be printed.
+        self.detail = detail.encode(errors="backslashreplace").decode()
+        super().__init__(self.detail)
         self.path = path
 
 

@@ -22,7 +22,7 @@ def read_small(path: Path) -> bytes:
         with path.open("rb") as file:
             raw = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
-        raise Fault(f"cannot be read: {error.strerror}", path) from error
+        raise Fault(f"cannot be read: {error}", path) from error
     if not raw:
         raise Fault("is empty", path)
     if len(raw) > MAX_JSON_BYTES:
@@ -67,14 +67,21 @@ def read_bytes(path: Path, offset: int, size: int) -> bytes:
             file.seek(offset)
             return file.read(size)
     except OSError as error:
-        raise Fault(f"cannot be read: {error.strerror}", path) from error
+        raise Fault(f"cannot be read: {error}", path) from error
+
+
+def byte_length(name: str) -> int:
+    """In UTF-8; JSON can spell halves of a pair, which have no encoding of their own."""
+    return len(name.encode(errors="surrogatepass"))
 
 
 def _check_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
-    except OSError as error:
-        raise Fault(f"is missing: {error.strerror}", path) from error
+    except FileNotFoundError:
+        raise Fault("is missing", path) from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file system takes
+        raise Fault(f"cannot be read: {error}", path) from error
     if not stat.S_ISREG(mode):
         raise Fault("is not a regular file", path)
 
@@ -86,7 +93,7 @@ def _is_shard_name(name: object) -> bool:
         and Path(name).name == name
         and "\\" not in name
         and "\0" not in name
-        and len(name.encode()) <= MAX_NAME_BYTES
+        and byte_length(name) <= MAX_NAME_BYTES
     )
 
 

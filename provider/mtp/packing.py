@@ -9,15 +9,19 @@ there; an empty object means that none is.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeGuard, cast
 
 from provider.mtp.faults import Fault
 
 PackingMode = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
 
-AFFINE_GROUP_SIZES, AFFINE_BITS = (32, 64, 128), (2, 3, 4, 5, 6, 8)
-FIXED = {"mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}
-"""Group size and bits of the formats that allow one of each. All as mlx.core.quantize takes them."""
+ACCEPTED = {
+    "affine": ((32, 64, 128), (2, 3, 4, 5, 6, 8)),
+    "mxfp4": ((32,), (4,)),
+    "mxfp8": ((32,), (8,)),
+    "nvfp4": ((16,), (4,)),
+}
+"""Group sizes and bits by mode, as mlx.core.quantize takes them."""
 
 DEFAULTS = ("group_size", "bits", "mode")
 
@@ -69,18 +73,12 @@ def _override(module: str, value: Any, path: Path) -> Packing:
 def _packing(declared: Mapping[str, Any], where: str, path: Path) -> Packing:
     mode = declared.get("mode", "affine")
     group_size, bits = declared.get("group_size"), declared.get("bits")
-    if mode == "affine":
-        sound = _is_one_of(group_size, AFFINE_GROUP_SIZES) and _is_one_of(bits, AFFINE_BITS)
-    elif isinstance(mode, str) and mode in FIXED:
-        sound = (group_size, bits) == FIXED[mode]
-    else:
-        raise Fault(f"{where}: mode must be affine, mxfp4, mxfp8 or nvfp4, not {mode!r}", path)
-    if not sound:
-        raise Fault(f"{where}: {mode} does not come with group_size {group_size!r} and bits {bits!r}", path)
-    assert isinstance(group_size, int)
-    assert isinstance(bits, int)
-    return Packing(group_size, bits, cast(PackingMode, mode))  # compared with each of its values above
+    if not isinstance(mode, str) or mode not in ACCEPTED:
+        raise Fault(f"{where}: mode must be affine, mxfp4, mxfp8 or nvfp4, not {mode!r:.80}", path)
+    if not _is_accepted(group_size, ACCEPTED[mode][0]) or not _is_accepted(bits, ACCEPTED[mode][1]):
+        raise Fault(f"{where}: {mode} does not come with group_size {group_size!r:.80} and bits {bits!r:.80}", path)
+    return Packing(group_size, bits, cast(PackingMode, mode))  # a key of ACCEPTED
 
 
-def _is_one_of(value: Any, accepted: tuple[int, ...]) -> bool:
+def _is_accepted(value: Any, accepted: tuple[int, ...]) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value in accepted
