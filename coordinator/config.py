@@ -36,8 +36,7 @@ class Timings:
     reference_s: float = 10
     """How old the tables and the desired models may be that another coordinator, or an operator, has changed."""
     load_s: float = 600
-    """How long an operator's load is waited for."""
-    unload_s: float = 60
+    """How long an operator's load or unload is waited for: the chats of a model that leaves end first."""
 
 
 @dataclass(frozen=True, slots=True)

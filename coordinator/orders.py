@@ -71,7 +71,14 @@ class Orders:
         return [one for one in mine if model is None or one.order.model_id == model]
 
 
+def failure_code(status: LoadModelStatus) -> str:
+    """A provider's reason reads `code: words`."""
+    code, colon, _ = (status.reason or "").partition(":")
+    return code if colon and code.isidentifier() else ""
+
+
 def lacked_memory(status: LoadModelStatus) -> bool:
-    """The load failed for want of memory: the provider says how much it needed, and had less."""
-    known = status.required_bytes is not None and status.free_bytes is not None
-    return status.status == "failed" and known and (status.required_bytes or 0) > (status.free_bytes or 0)
+    """The load failed for want of memory: the provider says so, or that it needed more than there was."""
+    needed = status.required_bytes is not None and status.free_bytes is not None
+    short = needed and (status.required_bytes or 0) > (status.free_bytes or 0)
+    return status.status == "failed" and (short or failure_code(status) == "memory_cap")

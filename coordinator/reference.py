@@ -34,10 +34,12 @@ class Reference:
             self._publish(desired)
 
     async def run(self, every_s: float) -> None:
-        """For ever."""
+        """For ever; the boundary of each reading."""
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self.read()
             except StoreDown as error:
                 log.warning("reference_not_read", reason=str(error))
+            except Exception as error:
+                log.failure("reference_not_read", error)

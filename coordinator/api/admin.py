@@ -14,10 +14,10 @@ from coordinator.api.auth import requires, services_of
 from coordinator.api.body import described, read
 from coordinator.api.errors import Refusal
 from coordinator.api.fleet import provider_named
-from coordinator.orders import Awaited, End, Order, Outcome, lacked_memory
+from coordinator.orders import Awaited, End, Order, Outcome, failure_code, lacked_memory
 from coordinator.services import Services
 from coordinator.store.records import Token, TokenKind
-from provider.api.wire import Failure, unavailable
+from provider.api.wire import Failure, model_not_found, unavailable
 from provider.protocol import DesiredModel, DesiredModels, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
 
 router = APIRouter()
@@ -63,7 +63,7 @@ class DesiredList(_Body):
 ENDS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Done."},
     202: {"description": "Sent, and not waited for (`wait=false`)."},
-    404: {"description": "No such provider."},
+    404: {"description": "No such provider, or no such model there."},
     502: {"description": "The provider has failed at it; the message says why."},
     503: {"description": "The provider is not connected, or was lost meanwhile."},
     504: {"description": "It took too long; it may still succeed."},
@@ -84,7 +84,10 @@ async def unload(request: Request, provider: str, _: Operator, wait: bool = True
     """Unload a model; it is done when a heartbeat no longer has a slot for it."""
     services = services_of(request)
     order = UnloadModel(model_id=(await read(request, Model)).model)
-    return await _ordered(services, provider, order, services.settings.timings.unload_s if wait else None)
+    view = provider_named(services, provider)
+    if order.model_id not in view.models and order.model_id not in view.slots:
+        raise Refusal(model_not_found(order.model_id, sorted(view.models)))
+    return await _ordered(services, provider, order, services.settings.timings.load_s if wait else None)
 
 
 @router.post(
@@ -97,9 +100,10 @@ async def prefetch(request: Request, provider: str, _: Operator) -> Response:
     """Have a provider download and verify a model; `GET /v1/fleet/{provider}` shows how far it is."""
     wanted = await read(request, Prefetch)
     services = services_of(request)
+    provider_id = provider_named(services, provider).provider_id
     order = PrefetchModel(model_id=wanted.model, source=wanted.source, digest=wanted.digest)
-    _send(services, provider_named(services, provider).provider_id, order)
-    return _answer(provider_named(services, provider).provider_id, order, "sent", 202)
+    _send(services, provider_id, order)
+    return _answer(provider_id, order, "sent", 202)
 
 
 @router.get("/v1/admin/desired-models")
@@ -168,12 +172,17 @@ def _answer(provider_id: str, order: Order, status: str, code: int) -> Response:
 
 def _failed(status: LoadModelStatus) -> Failure:
     """With the provider's own reason."""
-    reason = status.reason or "the provider gives no reason"
-    detail = {"required_bytes": status.required_bytes, "free_bytes": status.free_bytes}
+    message = f"{status.model_id!r}: {status.reason or 'the provider gives no reason'}"
     if lacked_memory(status):
-        message = f"Not enough memory for {status.model_id!r}: {reason}"
-        return Failure(507, "insufficient_storage", "insufficient_memory", message, detail=detail)
-    return Failure(502, "internal_error", "order_failed", f"{status.model_id!r}: {reason}", detail=detail)
+        detail = {"required_bytes": status.required_bytes, "free_bytes": status.free_bytes}
+        return Failure(507, "service_unavailable", "memory_cap", message, "model", retry_after_s=5, detail=detail)
+    match failure_code(status):
+        case "model_not_found":
+            return Failure(404, "invalid_request_error", "model_not_found", message, "model")
+        case "draining" | "slot_state" as code:
+            return unavailable(message, code, retry_after_s=5)
+        case _:
+            return Failure(502, "internal_error", "load_failed", message, "model")
 
 
 def _late(order: Awaited, within_s: float) -> Failure:

@@ -137,9 +137,11 @@ class Running:
 
 
 @asynccontextmanager
-async def coordinator(postgres: str, timings: Timings | None = None) -> AsyncIterator[Running]:
+async def coordinator(
+    postgres: str, timings: Timings | None = None, keep_desired: bool = False
+) -> AsyncIterator[Running]:
     settings = Settings(Path("/nonexistent"), postgres, port=0, timings=timings or Timings())
-    secrets = await _tokens(postgres)
+    secrets = await _tokens(postgres, "" if keep_desired else ", desired_models, desired_revisions")
     listener = bind(settings.host, 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stop = Stop()
@@ -154,9 +156,9 @@ async def coordinator(postgres: str, timings: Timings | None = None) -> AsyncIte
     ended.result()
 
 
-async def _tokens(database: str) -> tuple[str, str, str]:
+async def _tokens(database: str, emptied: str) -> tuple[str, str, str]:
     with psycopg.connect(plain(database)) as connection:
-        connection.execute("truncate tokens, usage, providers, desired_models, desired_revisions")
+        connection.execute(f"truncate tokens, usage, providers{emptied}")  # type: ignore[arg-type]
     secrets = (new_secret(), new_secret(), new_secret())
     store = Store(database)
     for kind, secret in zip((TokenKind.API, TokenKind.ADMIN, TokenKind.PROVIDER), secrets, strict=True):
