@@ -577,7 +577,9 @@ def test_fused_experts_are_never_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
-@pytest.mark.parametrize(("raw", "stored"), [(False, 0.0), (False, 2.0), (True, 1.0), (True, -1.0)])
+@pytest.mark.parametrize(
+    ("raw", "stored"), [(False, 0.0), (False, 0.75), (False, 2.0), (False, 2.75), (True, 1.0), (True, -1.0)]
+)
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])
 def test_norms_stored_in_the_other_layout_are_noticed(
     tmp_path: Path, dtype: str, raw: bool, stored: float, name: str
@@ -587,6 +589,16 @@ def test_norms_stored_in_the_other_layout_are_noticed(
     fault = refused(model.write(tmp_path))
 
     assert f"{name} would be applied with a mean of {stored + raw:.2f}, not near 1" in fault.detail
+
+
+@pytest.mark.parametrize("applied", [1.0, 1.5, 1.79])
+@pytest.mark.parametrize("raw", [False, True])
+def test_norms_of_trained_heads_pass(tmp_path: Path, applied: float, raw: bool) -> None:
+    model = headed_model(stored_head(DENSE, "F32", raw), dtype="F32", raw=raw)
+    for name in ("q_norm", "k_norm"):
+        model.head[f"mtp.layers.0.self_attn.{name}.weight"].value = applied - raw
+
+    assert inspect_inline_head(model.write(tmp_path)).shift_norms == raw
 
 
 def test_norms_that_are_not_numbers_are_noticed(tmp_path: Path) -> None:
