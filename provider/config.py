@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provider.errors import ConfigError
-from provider.memory.caps import GIB
+from provider.memory.caps import CAP_FRACTION, GIB, cap_fraction, gib_to_bytes
 from provider.mtp.policy import Mode as MtpMode
 from provider.mtp.policy import is_killed
 
@@ -56,7 +56,8 @@ class CoordinatorSection(Section):
 
 class ModelsSection(Section):
     enabled: list[str] = Field(default_factory=list)
-    preload: list[str] = Field(default_factory=list)
+    preload: list[str] | None = None
+    pinned: list[str] = Field(default_factory=list)
     idle_timeout_mins: Gb | None = None
 
 
@@ -78,8 +79,13 @@ class ProviderConfig:
     data_dir: Path
     backend: BackendName = "mlx"
     idle_timeout_mins: float | None = None
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None
+    """What is loaded at start, in this order; None: every model that is served, as far as memory allows."""
+    pinned: tuple[str, ...] = ()
+    """Never evicted and never timed out."""
     mtp_killed: bool = False
+    cap_fraction: float = CAP_FRACTION
+    activation_reserve_bytes: int | None = None
     max_waiting: int = 1024
 
     @property
@@ -102,8 +108,6 @@ class ProviderConfig:
             "engine.preempt_ram_gb": self.engine.preempt_ram_gb,
             "engine.preempt_disk_gb": self.engine.preempt_disk_gb,
             "engine.mtp_drafter_path": self.engine.mtp_drafter_path,
-            "models.idle_timeout_mins": self.idle_timeout_mins,
-            "models.preload": self.preload or None,
         }
         return [key for key, value in told.items() if value is not None]
 
@@ -150,7 +154,10 @@ def read_config(
         data_dir=data_directory(data_dir, env),
         backend=backend,
         idle_timeout_mins=told.models.idle_timeout_mins,
-        preload=tuple(told.models.preload),
+        preload=None if told.models.preload is None else tuple(told.models.preload),
+        pinned=tuple(told.models.pinned),
+        cap_fraction=cap_fraction(env.get("DARKBLOOM_MEM_CAP_FRACTION")),
+        activation_reserve_bytes=gib_to_bytes(env.get("DARKBLOOM_ACTIVATION_RESERVE_GB")),
         mtp_killed=is_killed(env.get("DARKBLOOM_MTP")),
     )
 

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from provider.api.surface import Chunk, Complete, NoticeItem, Surface
 from provider.api.wire import Failure, internal_error
 from provider.errors import DarkbloomError, RequestFailed
-from provider.hardware import read_available_bytes
+from provider.operations import Operations
 from provider.protocol import (
     CLOSE_BAD_TOKEN,
     CLOSE_BAD_VERSION,
@@ -29,6 +29,8 @@ from provider.protocol import (
     InferenceError,
     InferenceNotice,
     InferenceRequest,
+    ModelAd,
+    ModelsUpdate,
     Preempt,
     ProtocolViolation,
     UnknownType,
@@ -37,7 +39,7 @@ from provider.protocol import (
     parse_from_coordinator,
 )
 from provider.residency import Residency
-from provider.session import Abandon, Identity, Say, Session, Start
+from provider.session import Abandon, Identity, Operate, Session, Start
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +78,26 @@ class Link:
     """Owner of one coordinator's socket. `run` ends only by cancellation or LinkRefused."""
 
     def __init__(
-        self, url: str, token: str, identity: Identity, residency: Residency, surface: Surface, random: Random
+        self,
+        url: str,
+        token: str,
+        identity: Identity,
+        residency: Residency,
+        surface: Surface,
+        random: Random,
+        operations: Operations | None = None,
     ) -> None:
+        """Several links of one provider share its `operations`."""
         self.state = LinkState(url)
         self._url = url
         self._token = token
         self.identity = identity
         self.residency = residency
         self.surface = surface
+        self.operations = operations or Operations(residency)
         self._random = random
         self._connection: Connection | None = None
+        residency.on_change(self.beat)
 
     async def run(self, clock: Callable[[], float]) -> None:
         backoff_s = BACKOFF_FIRST_S
@@ -110,6 +122,11 @@ class Link:
         """Returns when every request has been answered and its last frame has left, or the socket is lost."""
         if self._connection is not None:
             await self._connection.flush()
+
+    def say(self, message: Wire) -> None:
+        """Over whatever connection there is; dropped where there is none, or it takes no more."""
+        if self._connection is not None:
+            self._connection.say(message)
 
     def beat(self) -> None:
         """Sends a heartbeat now: something the coordinator should know at once has changed."""
@@ -169,6 +186,7 @@ class Connection:
         self._outbox: asyncio.Queue[Wire] = asyncio.Queue(OUTBOX_FRAMES)
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._beat_now = asyncio.Event()
+        self._told: list[ModelAd] | None = None
 
     async def serve(self) -> None:
         """Until the socket closes (ConnectionClosed); whatever still runs for it is cancelled."""
@@ -182,6 +200,12 @@ class Connection:
 
     def beat(self) -> None:
         self._beat_now.set()
+
+    def say(self, message: Wire) -> None:
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            log.warning("outbox_full dropped=%s", type(message).__name__)
 
     async def flush(self) -> None:
         while self._requests:
@@ -205,8 +229,8 @@ class Connection:
                         self._start(request, tasks)
                     case Abandon(request_id):
                         self._abandon(request_id)
-                    case Say(said):
-                        await self._outbox.put(said)
+                    case Operate(asked):
+                        self._link.operations.handle(asked, self._link.say)
                     case _:
                         assert_never(action)
             self._note_state()
@@ -220,7 +244,8 @@ class Connection:
         self._link.state.routability = {model: one.model_dump() for model, one in told.items()}
 
     async def _write(self) -> None:
-        await self._socket.send(encode(self._session.register(self._link.residency.advertised())))
+        self._told = self._link.residency.advertised()  # as it is now, and not as it was when this was dialled
+        await self._socket.send(encode(self._session.register(self._told)))
         while True:
             message = await self._outbox.get()
             await self._socket.send(encode(message))
@@ -229,13 +254,20 @@ class Connection:
     async def _beat(self) -> None:
         residency = self._link.residency
         while True:
-            memory = residency.memory_report(read_available_bytes())
-            beat = self._session.heartbeat(memory, residency.slot_reports(), residency.stats(), residency.draining)
-            await self._outbox.put(beat)
             self._beat_now.clear()
+            capacity = await residency.capacity()
+            beat = self._session.heartbeat(capacity.memory, capacity.slots, residency.stats(), residency.draining)
+            await self._outbox.put(beat)
+            await self._update_models()  # the room for a model is told before the model is
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._session.heartbeat_s):
                     await self._beat_now.wait()
+
+    async def _update_models(self) -> None:
+        advertised = self._link.residency.advertised()
+        if self._told is not None and advertised != self._told:
+            self._told = advertised
+            await self._outbox.put(ModelsUpdate(models=advertised))
 
     def _start(self, request: InferenceRequest, tasks: asyncio.TaskGroup) -> None:
         if request.request_id in self._requests:
@@ -267,6 +299,7 @@ class Connection:
     async def _relay(self, request: InferenceRequest, seq: "Counter") -> None:
         id = request.request_id
         answer = await self._link.surface.open(request.endpoint, request.body, id)
+        await self._link.residency.pre_accept(request.body["model"])
         await self._outbox.put(InferenceAccepted(request_id=id))
         async with aclosing(answer.items()) as items:
             async for item in items:

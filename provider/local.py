@@ -12,7 +12,7 @@ from provider import options
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, read_config
 from provider.errors import ConfigError
-from provider.hardware import read_hardware
+from provider.hardware import MemoryReader, SystemMemory, read_hardware
 from provider.http_server import HttpServer, bind, server_for
 from provider.lifetime import Lifetime
 from provider.residency import Residency
@@ -58,10 +58,15 @@ def create_residency(config: ProviderConfig) -> Residency:
     """The models of this machine, sized by what it has."""
     for key in config.without_effect():
         log.warning("config_without_effect key=%s", key)
-    physical = read_hardware().physical_bytes
+    reader = MemoryReader(read_hardware().memory_kind)
+    physical = reader.read().physical_bytes
     if physical is None:
         raise ConfigError("this machine's memory size cannot be read; `darkbloom-py doctor` says more.")
-    return Residency(config, physical)
+
+    async def read_memory() -> SystemMemory:
+        return await asyncio.to_thread(reader.read)
+
+    return Residency(config, physical, read_memory=read_memory)
 
 
 async def _serve(config: ProviderConfig, sock: socket.socket, api_key: str | None, parent_fd: int | None) -> None:

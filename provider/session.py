@@ -18,11 +18,9 @@ from provider.protocol import (
     Heartbeat,
     InferenceRequest,
     LoadModel,
-    LoadModelStatus,
     MemoryReport,
     ModelAd,
     PrefetchModel,
-    PrefetchStatus,
     ProtocolErrorMessage,
     Register,
     Registered,
@@ -31,12 +29,9 @@ from provider.protocol import (
     Slot,
     Stats,
     UnloadModel,
-    Wire,
 )
 
 log = logging.getLogger(__name__)
-
-NOT_YET = "loading and unloading on request is not part of this release: restart the provider with other --model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +58,13 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    message: Wire
+class Operate:
+    """Something about this provider's models; what comes of it is said later."""
+
+    asked: LoadModel | UnloadModel | PrefetchModel | DesiredModels
 
 
-Action = Start | Abandon | Say
+Action = Start | Abandon | Operate
 
 
 class Session:
@@ -123,13 +120,8 @@ class Session:
                 return []
             case Ack():
                 return []
-            case LoadModel() | UnloadModel():
-                return [Say(LoadModelStatus(model_id=message.model_id, status="failed", reason=NOT_YET))]
-            case PrefetchModel():
-                return [Say(PrefetchStatus(model_id=message.model_id, status="failed", reason=NOT_YET))]
-            case DesiredModels():
-                log.warning("desired_models_ignored revision=%d", message.revision)
-                return []
+            case LoadModel() | UnloadModel() | PrefetchModel() | DesiredModels():
+                return [Operate(message)]
             case ProtocolErrorMessage():
                 log.error("coordinator_reports_protocol_error message=%s", message.message)
                 return []

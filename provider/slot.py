@@ -142,6 +142,8 @@ class ModelSlot:
         self._hang_s = hang_s
         self._runner: Runner | None = None
         self._streams: dict[str, Stream] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._heard_at = clock()
         self._described: asyncio.Future[list[SequenceState]] | None = None
         self._asked: dict[int, asyncio.Future[bool]] = {}
@@ -218,13 +220,17 @@ class ModelSlot:
         self.loaded, self.draining = None, False
         self._end_all(wire.unavailable("The model is being unloaded.", "model_unloaded"))
 
+    def start_with(self, kv_pool_bytes: int, activation_reserve_bytes: int) -> None:
+        """What the next worker may take."""
+        self.spec = msgspec.structs.replace(
+            self.spec, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
+        )
+
     async def grant(self, epoch: int, kv_pool_bytes: int, activation_reserve_bytes: int) -> bool:
         """Returns once the worker keeps to it; False when an open chat could not end in so little. A worker that is
         being replaced starts with it."""
         former = self.spec
-        self.spec = msgspec.structs.replace(
-            former, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
-        )
+        self.start_with(kv_pool_bytes, activation_reserve_bytes)
         if self.status != "ready" or self._runner is None:
             return True
         asked = self._asked[epoch] = asyncio.get_running_loop().create_future()
@@ -238,6 +244,10 @@ class ModelSlot:
         if not accepted:
             self.spec = former
         return accepted
+
+    async def wait_empty(self) -> None:
+        """Returns when no request is open."""
+        await self._empty.wait()
 
     async def clear_cache(self) -> None:
         """Returns when the worker has given its cache back, or does not answer in time."""
@@ -262,8 +272,8 @@ class ModelSlot:
                 if isinstance(event, Finished):
                     return
         finally:
-            self.used_at = self._clock()
-            if self._streams.pop(request.request_id, None) is not None:
+            if request.request_id in self._streams:
+                self._close(request.request_id)
                 self._send(Cancel(request.request_id))
 
     async def describe(self) -> list[SequenceState]:
@@ -289,6 +299,7 @@ class ModelSlot:
         if not self._streams:
             self._heard_at = self._clock()
         stream = self._streams[request.request_id] = Stream(request)
+        self._empty.clear()
         self.used_at = self._clock()
         self.totals.requests += 1
         return stream
@@ -341,13 +352,19 @@ class ModelSlot:
                 self.totals.prompt_tokens += event.prompt_tokens
                 self.totals.parks += event.parks
                 self.totals.recomputes += event.recomputes
-                del self._streams[event.request_id]
+                self._close(event.request_id)
             case Failed():
                 self.totals.failures += 1
-                del self._streams[event.request_id]
+                self._close(event.request_id)
             case Notice():
                 pass
         stream.events.put_nowait(event)
+
+    def _close(self, request_id: str) -> None:
+        del self._streams[request_id]
+        self.used_at = self._clock()
+        if not self._streams:
+            self._empty.set()
 
     async def _launch(self) -> None:
         self.status = "loading"

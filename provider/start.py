@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from random import SystemRandom
@@ -29,6 +30,7 @@ from provider.identity import provider_id
 from provider.lifetime import Lifetime
 from provider.link import Link, LinkRefused
 from provider.local import DRAIN_S, create_residency
+from provider.operations import Operations
 from provider.protocol import Hardware
 from provider.residency import Residency
 from provider.session import Identity
@@ -146,7 +148,8 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
     residency = create_residency(config)
     identity = _identity(config)
     surface = Surface(residency, time.time, SystemRandom())
-    links = [Link(url, token, identity, residency, surface, SystemRandom()) for url in config.coordinators]
+    operations = Operations(residency)
+    links = [Link(url, token, identity, residency, surface, SystemRandom(), operations) for url in config.coordinators]
     keeping = asyncio.create_task(_keep_state(config.data_dir, identity, residency, links))
     try:
         if await lifetime.until_ending(residency.start()):
@@ -161,6 +164,7 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+        await operations.stop()
         await residency.stop()
         state.remove_state(config.data_dir)
 
@@ -188,7 +192,7 @@ async def _dial(links: list[Link]) -> None:
 
 async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, links: list[Link]) -> None:
     while True:
-        loaded = [slot.id for slot in residency.slots if slot.loaded is not None]
+        capacity = await residency.capacity()
         details = {
             "name": identity.name,
             "provider_id": identity.provider_id,
@@ -198,9 +202,12 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
                  "routability": one.state.routability}
                 for one in links
             ],
-            "slots": [one.model_dump() for one in residency.slot_reports()],
+            "slots": [one.model_dump() for one in capacity.slots],
+            "memory": capacity.memory.model_dump(),
+            "resident": {one.id: one.slot.resident_bytes for one in residency.occupancy.residents},
+            "last_load_error": None if residency.last_load_error is None else asdict(residency.last_load_error),
         }  # fmt: skip
-        state.write_state(data_dir, loaded, details)
+        state.write_state(data_dir, residency.advertised_ids if residency.started else None, details)
         await asyncio.sleep(STATE_EVERY_S)
 
 

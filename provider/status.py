@@ -4,6 +4,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from provider.metrics import exposition
+from provider.protocol import MtpStatus
 from provider.residency import Residency
 from provider.slot import ModelSlot
 
@@ -14,23 +15,22 @@ class Status:
 
     def health(self) -> Literal["ok", "starting", "stalled", "draining"]:
         """A failed or silent engine is `stalled`: the service needs a person or a restart."""
-        slots = self._residency.slots
         if self._residency.draining:
             return "draining"
-        if any(slot.loaded is None for slot in slots):
+        if not self._residency.started:
             return "starting"
-        if any(slot.stalled or slot.status == "failed" for slot in slots):
+        if any(slot.stalled or slot.status == "failed" for slot in self._residency.slots):
             return "stalled"
         return "ok"
 
     def props(self) -> dict[str, Any]:
         exact, reason = self._residency.exactness()
-        mtp = self._residency.mtp_status()
         slots = self._residency.slots
+        mtp = self._residency.mtp_status(slots[0]) if slots else MtpStatus(active=False, reason="config_disabled")
         return {
             "version": version("darkbloom-py"),
             "backend": self._residency.config.backend,
-            "default_generation_settings": {"n_ctx": slots[0].n_ctx if slots and slots[0].loaded else None},
+            "default_generation_settings": {"n_ctx": slots[0].n_ctx if slots else None},
             "total_slots": sum(slot.limits.max_concurrent for slot in slots),
             "exact_concurrency": exact,
             "exact_concurrency_reason": reason,
@@ -76,6 +76,8 @@ class Status:
             "state": slot.status,
             "reason": slot.reason,
             "worker_pid": slot.pid,
+            "resident_bytes": slot.resident_bytes,
+            "kv_pool_bytes": self._residency.occupancy.granted.get(slot.id),
             "device": slot.loaded.device if slot.loaded else None,
             "n_ctx": slot.loaded.n_ctx if slot.loaded else None,
             "kv_pool_tokens": slot.loaded.pool_tokens if slot.loaded else None,

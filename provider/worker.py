@@ -241,7 +241,7 @@ def _limit(backend: Backend, kv_pool_bytes: int | None, activation_reserve_bytes
 
 
 def _baseline_bytes(arrays_bytes: int) -> int:
-    return max(0, psutil.Process().memory_info().rss - arrays_bytes)
+    return max(0, int(psutil.Process().memory_info().rss) - arrays_bytes)
 
 
 def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:

@@ -68,6 +68,14 @@ def unavailable(message: str, code: str = "service_unavailable", retry_after_s: 
     return Failure(503, "service_unavailable", code, message, retryable=True, retry_after_s=retry_after_s)
 
 
+def memory_refused(message: str, detail: Mapping[str, int | str | None], explicit: bool = False) -> Failure:
+    """A model that is not loaded for want of memory; `explicit`: its loading was what was asked for (507)."""
+    status = 507 if explicit else 503
+    return Failure(
+        status, "service_unavailable", "memory_cap", message, "model", retryable=True, retry_after_s=5, detail=detail
+    )
+
+
 def internal_error(message: str, code: str = "internal_error", retryable: bool = False) -> Failure:
     return Failure(500, "internal_error", code, message, retryable=retryable)
 

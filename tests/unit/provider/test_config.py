@@ -124,9 +124,21 @@ def test_the_kill_switch_of_drafting_is_read(tmp_path: Path, value: str | None, 
 
 def test_what_is_set_without_effect_is_named(tmp_path: Path) -> None:
     config = told(tmp_path, "[models]\nidle_timeout_mins = 5", {"preempt_ram_gb": 1.0})
-    assert config.without_effect() == ["engine.preempt_ram_gb", "models.idle_timeout_mins"]
-    preload = told(tmp_path, '[models]\npreload = ["a"]')
-    assert preload.without_effect() == ["models.preload"]
+    assert config.without_effect() == ["engine.preempt_ram_gb"]
+
+
+def test_what_is_loaded_at_start_is_unsaid_nothing_or_a_list(tmp_path: Path) -> None:
+    assert told(tmp_path).preload is None
+    assert told(tmp_path, "[models]\npreload = []").preload == ()
+    assert told(tmp_path, '[models]\npreload = ["a"]\npinned = ["b"]').preload == ("a",)
+    assert told(tmp_path, '[models]\npinned = ["b"]').pinned == ("b",)
+
+
+def test_the_memory_variables_change_the_cap_and_raise_the_reserve(tmp_path: Path) -> None:
+    env = {"DARKBLOOM_MEM_CAP_FRACTION": "0.5", "DARKBLOOM_ACTIVATION_RESERVE_GB": "6.5"}
+    config = told(tmp_path, env=env)
+    assert (config.cap_fraction, config.activation_reserve_bytes) == (0.5, 13 * GIB // 2)
+    assert (told(tmp_path).cap_fraction, told(tmp_path).activation_reserve_bytes) == (0.9, None)
 
 
 def test_the_data_directory_is_the_flags_then_the_environments_then_the_users(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The provider's side of the link without its socket: every message of a coordinator, and what is said to it."""
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -15,12 +14,10 @@ from provider.protocol import (
     Hardware,
     InferenceRequest,
     LoadModel,
-    LoadModelStatus,
     MemoryReport,
     ModelAd,
     MtpStatus,
     PrefetchModel,
-    PrefetchStatus,
     ProtocolErrorMessage,
     Registered,
     Routability,
@@ -29,12 +26,14 @@ from provider.protocol import (
     Stats,
     UnloadModel,
 )
-from provider.session import Abandon, Action, Identity, Say, Session, Start
+from provider.session import Abandon, Action, Identity, Operate, Session, Start
 
 MEMORY = MemoryReport(
     physical_bytes=64, effective_cap_bytes=48, active_bytes=2, cache_bytes=1, activation_reserve_bytes=3,
     free_for_load_bytes=40,
 )  # fmt: skip
+DESIRED = DesiredModels(revision=1, models=[])
+PREFETCH = PrefetchModel(model_id="m", source="org/m")
 REQUEST = InferenceRequest(request_id="j.1", endpoint="/v1/completions", body={"model": "m"}, deadline_ms=1000)
 REGISTERED = Registered(provider_id="p", heartbeat_s=0.5, generation=3, gone=["a.1", "b.2"])
 MODEL = ModelAd(
@@ -64,29 +63,15 @@ def test_it_registers_as_who_it_is(session: Session) -> None:
         (Cancel(request_id="j.1"), [Abandon("j.1")]),
         (Ack(request_id="j.1", seq=63), []),
         (Routability(models={"m": Routable(routable=True)}), []),
-        (DesiredModels(revision=1, models=[]), []),
+        (DESIRED, [Operate(DESIRED)]),
+        (LoadModel(model_id="m"), [Operate(LoadModel(model_id="m"))]),
+        (UnloadModel(model_id="m"), [Operate(UnloadModel(model_id="m"))]),
+        (PREFETCH, [Operate(PREFETCH)]),
         (ProtocolErrorMessage(message="what was that"), []),
     ],
 )
 def test_each_message_asks_for_its_actions(session: Session, message: FromCoordinator, actions: list[Action]) -> None:
     assert session.receive(message) == actions
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        (LoadModel(model_id="m"), LoadModelStatus),
-        (UnloadModel(model_id="m"), LoadModelStatus),
-        (PrefetchModel(model_id="m", source="org/m"), PrefetchStatus),
-    ],
-)
-def test_what_it_cannot_do_is_answered_with_a_reason(session: Session, message: FromCoordinator, kind: type) -> None:
-    (action,) = session.receive(message)
-    assert isinstance(action, Say)
-    said: Any = action.message
-    assert isinstance(said, kind)
-    assert (said.model_id, said.status) == ("m", "failed")
-    assert said.reason
 
 
 def test_the_pace_of_the_beats_is_the_coordinators_once_it_has_answered(session: Session) -> None:

@@ -1,0 +1,68 @@
+"""What a provider reports of its models and memory, from one reading."""
+
+from dataclasses import dataclass
+
+from provider.memory.admission import max_loadable_weight
+from provider.memory.caps import MINIMUM_KV_BYTES
+from provider.occupancy import Occupancy
+from provider.protocol import MemoryReport, Slot, SlotState
+from provider.slot import ModelSlot
+from provider.system_memory import SystemMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    memory: MemoryReport
+    slots: list[Slot]
+
+
+def capacity_of(occupancy: Occupancy, memory: SystemMemory) -> Capacity:
+    reading, reserve = occupancy.reading(memory), occupancy.reserve()
+    headroom = reserve + _smallest_kv(occupancy)
+    report = MemoryReport(
+        physical_bytes=reading.physical_bytes,
+        effective_cap_bytes=reading.cap_bytes,
+        active_bytes=reading.active_bytes,
+        cache_bytes=reading.cache_bytes,
+        activation_reserve_bytes=reserve,
+        free_for_load_bytes=max_loadable_weight(reading, headroom, occupancy.ledger.outstanding_bytes),
+    )
+    places = [one.slot for one in occupancy.models.values() if one.slot.status != "unloaded"]
+    return Capacity(report, [slot_report(one) for one in places])
+
+
+def _smallest_kv(occupancy: Occupancy) -> int:
+    """The weights that could be loaded depend on the KV room they need; of what is served, the least."""
+    return min((one.member.minimum_bytes for one in occupancy.models.values()), default=MINIMUM_KV_BYTES)
+
+
+def slot_report(slot: ModelSlot) -> Slot:
+    state, loaded = slot.engine, slot.loaded
+    return Slot(
+        model=slot.id,
+        state=_slot_state(slot),
+        running=state.running + state.prefill,
+        waiting=slot.waiting,
+        parked=state.parked,
+        max_concurrency=slot.limits.max_concurrent,
+        tokens_used=state.tokens_used,
+        tokens_queued=state.tokens_queued,
+        tokens_max=0 if loaded is None else loaded.pool_tokens,
+        kv_bytes_per_token=0 if loaded is None else loaded.kv_bytes_per_token,
+        decode_tps=slot.rates.decode_tps,
+        prefill_tps=slot.rates.prefill_tps,
+    )
+
+
+def _slot_state(slot: ModelSlot) -> SlotState:
+    if slot.draining:
+        return "unloading"
+    match slot.status:
+        case "loading":
+            return "loading"
+        case "failed":
+            return "failed"
+        case "unloaded":
+            return "unloading"
+        case "ready":
+            return "running" if slot.open else "idle"
