@@ -12,7 +12,7 @@ from provider.mtp.tensors import QK_NORMS
 
 LEAST, MOST = 0.85, 1.9
 """Of the mean as it is applied: 1.0 in a fresh head, 1.5 in the bundled one, 1.7 to 1.8 in Qwen3.5's own
-(https://github.com/youssofal/MTPLX/pull/511). A layout taken for the other is off by 1: at most 0.8, or at least 2.0."""
+(https://github.com/youssofal/MTPLX/pull/511). A layout taken for the other is off by 1: up to 0.8, or from 2.0 on."""
 
 
 LESS_ONE, AS_APPLIED = "less one (Hugging Face's layout)", "as they are applied (MLX's layout)"
