@@ -32,6 +32,13 @@ class Bounds:
     def cap_bytes(self) -> int:
         return effective_cap(self.physical_bytes, self.reserve_bytes, self.limit_bytes, self.cap_fraction)
 
+    @property
+    def machine_cap_bytes(self) -> int | None:
+        """The cap but for the operator's limit; None where there is none."""
+        if self.limit_bytes is None:
+            return None
+        return effective_cap(self.physical_bytes, self.reserve_bytes, None, self.cap_fraction)
+
 
 @dataclass(slots=True)
 class Occupancy:
@@ -86,6 +93,7 @@ class Occupancy:
             active_bytes=sum(slot.engine.active_bytes for slot in slots),
             cache_bytes=sum(slot.engine.cache_bytes for slot in slots),
             idle_bytes=sum(one.slot.resident_bytes for one in self.idle),
+            machine_cap_bytes=self.bounds.machine_cap_bytes,
         )
 
     def shares(

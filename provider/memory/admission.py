@@ -13,7 +13,11 @@ from provider.memory.caps import load_reserve
 class Reading:
     """Memory at one moment. `available_bytes`: free and reclaimable, as the operating system (a discrete GPU: its
     driver) says; None where it cannot be read, and MLX's own figures then stand alone. `active_bytes` and `cache_bytes`
-    are summed over the workers; `idle_bytes` is the part of them that idle, unpinned models hold."""
+    are summed over the workers; `idle_bytes` is the part of them that idle, unpinned models hold.
+
+    `machine_cap_bytes`: the cap without the operator's memory_limit_gb, None where there is no limit. A limit bounds
+    what this provider takes; it does not make the others' memory its own, so the machine is judged without it.
+    """
 
     physical_bytes: int
     cap_bytes: int
@@ -21,34 +25,32 @@ class Reading:
     active_bytes: int = 0
     cache_bytes: int = 0
     idle_bytes: int = 0
+    machine_cap_bytes: int | None = None
 
     @property
     def reserve_bytes(self) -> int:
-        return load_reserve(self.physical_bytes, self.cap_bytes)
+        return load_reserve(self.physical_bytes, self.machine_cap_bytes or self.cap_bytes)
 
     @property
-    def unused_bytes(self) -> int:
-        """Neither MLX's nor anybody's."""
-        left = self.physical_bytes - self.active_bytes - self.cache_bytes
-        return left if self.available_bytes is None else min(left, self.available_bytes)
+    def own_bytes(self) -> int:
+        return self.active_bytes + self.cache_bytes
 
 
 def usable_for_load(reading: Reading, outstanding_bytes: int = 0) -> int:
     """`outstanding_bytes`: claims of loads that are under way."""
-    return max(0, reading.unused_bytes - reading.reserve_bytes - outstanding_bytes)
+    unused = reading.physical_bytes - reading.own_bytes - reading.reserve_bytes
+    return max(0, min(unused, _reachable(reading, 0)) - outstanding_bytes)
 
 
 def ceiling_for_load(reading: Reading) -> int:
     """Everything idle evicted."""
-    reachable = _reachable(reading, reading.idle_bytes + reading.cache_bytes)
-    return max(0, reachable - reading.reserve_bytes)
+    return max(0, _reachable(reading, reading.idle_bytes + reading.cache_bytes))
 
 
 def max_loadable_weight(reading: Reading, headroom_bytes: int, outstanding_bytes: int = 0) -> int:
     """Weights alone, after headroom, counting all of this provider's own memory as evictable: the heartbeat's
     free_for_load_bytes."""
-    reachable = _reachable(reading, reading.active_bytes + reading.cache_bytes)
-    return max(0, reachable - reading.reserve_bytes - outstanding_bytes - headroom_bytes)
+    return max(0, _reachable(reading, reading.own_bytes) - outstanding_bytes - headroom_bytes)
 
 
 def can_load(required_bytes: int, reading: Reading, outstanding_bytes: int = 0) -> bool:
@@ -72,8 +74,12 @@ def live_kv_headroom(reading: Reading, activation_reserve_bytes: int) -> int:
     return max(0, live - activation_reserve_bytes)
 
 
-def _reachable(reading: Reading, own_bytes: int) -> int:
+def _reachable(reading: Reading, given_back_bytes: int) -> int:
+    """Beyond the machine's reserve, and within the operator's limit, once so much of this provider's own memory has
+    been given back."""
+    kept_bytes = max(0, reading.own_bytes - given_back_bytes)
     available = reading.available_bytes
     if available is None:
-        available = reading.physical_bytes - reading.active_bytes - reading.cache_bytes
-    return min(reading.physical_bytes, available + own_bytes)
+        available = reading.physical_bytes - reading.own_bytes
+    reachable = min(reading.physical_bytes, available + given_back_bytes) - reading.reserve_bytes
+    return reachable if reading.machine_cap_bytes is None else min(reachable, reading.cap_bytes - kept_bytes)
