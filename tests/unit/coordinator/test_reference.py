@@ -1,0 +1,73 @@
+import asyncio
+
+import pytest
+
+from coordinator.errors import StoreDown
+from coordinator.reference import Reference
+from coordinator.store.records import MemoryTables
+from provider.protocol import DesiredModels
+from tests.unit.coordinator.views import TABLES
+
+
+class Source:
+    """A store that the test takes away and changes."""
+
+    def __init__(self) -> None:
+        self.tables = TABLES
+        self.desired: DesiredModels | None = None
+        self.error: Exception | None = None
+        self.reads = 0
+
+    async def memory_tables(self) -> MemoryTables:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return self.tables
+
+    async def desired_models(self) -> DesiredModels | None:
+        return self.desired
+
+
+def test_what_was_read_last_stays_while_the_store_is_away() -> None:
+    source, published = Source(), list[DesiredModels]()
+    reference = Reference(source, published.append)
+
+    async def scene() -> None:
+        await reference.read()
+        assert (reference.tables, published) == (TABLES, [])
+        source.tables, source.desired = MemoryTables({}, {}), DesiredModels(revision=3, models=[])
+        source.error = StoreDown("away")
+        with pytest.raises(StoreDown):
+            await reference.read()
+        assert (reference.tables, published) == (TABLES, [])
+        source.error = None
+        await reference.read()
+        assert (reference.tables, published) == (source.tables, [source.desired])
+
+    asyncio.run(scene())
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("error", [StoreDown("away"), RuntimeError("a table is missing")])
+def test_reading_goes_on_after_any_failure(error: Exception) -> None:
+    source = Source()
+
+    async def scene() -> None:
+        reference = Reference(source, lambda desired: None)
+        source.error = error
+        running = asyncio.create_task(reference.run(every_s=0))
+        await turns()
+        assert source.reads > 2
+        assert reference.tables == MemoryTables({}, {})
+        source.error = None
+        await turns()
+        assert reference.tables == TABLES
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled()
+
+    asyncio.run(scene())
