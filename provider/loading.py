@@ -95,6 +95,7 @@ class Loading:
         await self._recheck(model, charge, claim)
         self._granting.admit(model, charge)
         await model.slot.start()
+        self._occupancy.note_baseline(model)
         self._occupancy.ledger.release(claim)
         await self._guard(model)
         self._still_wanted(model)

@@ -55,6 +55,8 @@ class Occupancy:
     loading: set[str] = field(default_factory=set)
     awaited: dict[str, int] = field(default_factory=dict)
     granted: dict[str, int] = field(default_factory=dict)
+    baseline_bytes: int = 0
+    """What a worker's process takes beside its arrays, as last measured: charged to the next one in advance."""
     ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,8 +114,12 @@ class Occupancy:
         weights = sum(one.slot.weight_bytes for one in self.residents if one.id not in gone)
         if newcomer is not None:
             members[newcomer.id] = newcomer.member
-            weights += (charge or newcomer.charge).padded_bytes
+            weights += (charge or newcomer.charge).padded_bytes + self.baseline_bytes
         return shares(kv_budget(self.bounds.cap_bytes, weights, reserve_bytes), members)
+
+    def note_baseline(self, model: Model) -> None:
+        if model.slot.loaded is not None:
+            self.baseline_bytes = model.slot.loaded.baseline_bytes
 
     def victims(self, short_bytes: int, newcomer: Model, charge: Charge, places: int) -> list[Model]:
         """The smallest set of idle models, the coldest among equals, whose leaving gives back `short_bytes`, lets the
