@@ -9,6 +9,7 @@ from typing import assert_never
 
 from coordinator import cooldown, fleet, log, mirror
 from coordinator.config import Timings
+from coordinator.connection import Connection, Malformed
 from coordinator.fleet import Hold, Presence, ProviderView
 from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
@@ -19,12 +20,10 @@ from provider.protocol import (
     CLOSE_BAD_VERSION,
     CLOSE_PROTOCOL_ERROR,
     CLOSE_SUPERSEDED,
-    MALFORMED_LIMIT,
     PROTOCOL_VERSION,
     Ack,
     Cancel,
     DesiredModels,
-    FromProvider,
     Heartbeat,
     InferenceAccepted,
     InferenceChunk,
@@ -34,12 +33,8 @@ from provider.protocol import (
     LoadModelStatus,
     ModelsUpdate,
     PrefetchStatus,
-    ProtocolErrorMessage,
-    ProtocolViolation,
     Register,
     Registered,
-    UnknownType,
-    parse_from_provider,
 )
 
 CLOSE_GOING_AWAY = 1001
@@ -49,26 +44,12 @@ WATCH_EVERY_S = 1.0
 MAX_ID = 128
 
 
-@dataclass(slots=True)
-class _Connection:
-    """One registered socket."""
-
-    link: Link
-    provider_id: str
-    generation: int
-    malformed: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Stream:
     """A request in progress and the connection it may be answered on."""
 
-    connection: _Connection
+    connection: Connection
     inbox: Inbox
-
-
-class _Malformed(Exception):
-    """The peer has sent too much that is no message; the link is closing."""
 
 
 class Hub:
@@ -84,7 +65,7 @@ class Hub:
         self._clock = clock
         self._seen = seen
         self._views: dict[str, ProviderView] = {}
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, Connection] = {}
         self._streams: dict[str, _Stream] = {}
         self._generations = itertools.count(1)
         self._links: dict[asyncio.Task[None], Link] = {}
@@ -156,13 +137,13 @@ class Hub:
 
     async def _read(self, link: Link) -> None:
         """The task boundary of one provider: whatever goes wrong here ends this connection and no other."""
-        connection: _Connection | None = None
+        connection: Connection | None = None
         try:
             connection = await self._greet(link)
             if connection is not None:
                 async for frame in link.frames():
                     self._hear(connection, frame)
-        except _Malformed:
+        except Malformed:
             pass
         except Exception as error:
             log.failure("provider_connection_failed", error)
@@ -171,7 +152,7 @@ class Hub:
             if connection is not None:
                 self._leave(connection)
 
-    async def _greet(self, link: Link) -> _Connection | None:
+    async def _greet(self, link: Link) -> Connection | None:
         """Registration comes first, and soon."""
         try:
             async with asyncio.timeout(self._timings.register_within_s):
@@ -180,25 +161,25 @@ class Hub:
             link.close(CLOSE_PROTOCOL_ERROR, "no register")
             return None
 
-    async def _registration(self, link: Link) -> _Connection | None:
-        pending = _Connection(link, provider_id="", generation=0)
+    async def _registration(self, link: Link) -> Connection | None:
+        pending = Connection(link, self.metrics)
         async for frame in link.frames():
-            match self._parse(pending, frame):
+            match pending.parse(frame):
                 case Register() as message if message.protocol != PROTOCOL_VERSION:
                     link.close(CLOSE_BAD_VERSION, f"this coordinator speaks version {PROTOCOL_VERSION}")
                     return None
                 case Register() as message if not 0 < len(message.provider_id) <= MAX_ID:
-                    self._complain(pending, "register: provider_id: must be a UUID")
+                    pending.complain("register: provider_id: must be a UUID")
                 case Register() as message:
                     return self._admit(link, message)
                 case None:
                     pass
                 case _:
-                    self._complain(pending, "register must come first")
+                    pending.complain("register must come first")
         return None
 
-    def _admit(self, link: Link, message: Register) -> _Connection:
-        connection = _Connection(link, message.provider_id, next(self._generations))
+    def _admit(self, link: Link, message: Register) -> Connection:
+        connection = Connection(link, self.metrics, message.provider_id, next(self._generations))
         older = self._connections.get(message.provider_id)
         if older is not None:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
@@ -221,7 +202,7 @@ class Hub:
         )
         return connection
 
-    def _welcome(self, connection: _Connection, message: Register) -> Registered:
+    def _welcome(self, connection: Connection, message: Register) -> Registered:
         """No stream outlives its connection yet, so all that the provider still runs is gone."""
         return Registered(
             provider_id=message.provider_id,
@@ -230,11 +211,11 @@ class Hub:
             gone=[point.request_id for point in message.resume],
         )
 
-    def _drop(self, connection: _Connection, code: int, reason: str) -> None:
+    def _drop(self, connection: Connection, code: int, reason: str) -> None:
         connection.link.close(code, reason)
         self._leave(connection)
 
-    def _leave(self, connection: _Connection) -> None:
+    def _leave(self, connection: Connection) -> None:
         """Idempotent: the provider is away and its streams are broken, unless a newer connection has taken over."""
         if self._connections.get(connection.provider_id) is not connection:
             return
@@ -249,33 +230,8 @@ class Hub:
 
     # -- what a provider says
 
-    def _parse(self, connection: _Connection, frame: str | bytes) -> FromProvider | None:
-        if isinstance(frame, bytes):
-            self._complain(connection, "frames are text")
-            return None
-        try:
-            message = parse_from_provider(frame)
-        except UnknownType as unknown:
-            self.metrics.frames.labels("unknown").inc()
-            log.warning("frame_type_unknown", provider=connection.provider_id, type=str(unknown)[:80])
-            return None
-        except ProtocolViolation as violation:
-            self._complain(connection, str(violation))
-            return None
-        self.metrics.frames.labels(message.type).inc()
-        return message
-
-    def _complain(self, connection: _Connection, message: str) -> None:
-        self.metrics.frames.labels("malformed").inc()
-        log.warning("frame_malformed", provider=connection.provider_id, reason=message[:200])
-        connection.malformed += 1
-        connection.link.send(ProtocolErrorMessage(message=message[:500]))
-        if connection.malformed >= MALFORMED_LIMIT:
-            connection.link.close(CLOSE_PROTOCOL_ERROR, "too many malformed frames")
-            raise _Malformed
-
-    def _hear(self, connection: _Connection, frame: str | bytes) -> None:
-        message = self._parse(connection, frame)
+    def _hear(self, connection: Connection, frame: str | bytes) -> None:
+        message = connection.parse(frame)
         if message is None or self._connections.get(connection.provider_id) is not connection:
             return
         view = self._views[connection.provider_id]
@@ -293,7 +249,7 @@ class Hub:
             case PrefetchStatus() | LoadModelStatus():
                 self._note_progress(view, message)
             case Register():
-                self._complain(connection, "register comes once")
+                connection.complain("register comes once")
             case _:
                 assert_never(message)
 
@@ -309,7 +265,7 @@ class Hub:
             self.metrics.load_failures.labels("memory" if lacked_memory(message) else "other").inc()
         self.orders.told(view.provider_id, message)
 
-    def _deliver(self, connection: _Connection, frame: Frame, size_bytes: int) -> None:
+    def _deliver(self, connection: Connection, frame: Frame, size_bytes: int) -> None:
         """Late frames of a request that is over, and another provider's request, are left out."""
         stream = self._streams.get(frame.request_id)
         if stream is None or stream.connection is not connection:
