@@ -11,7 +11,7 @@ from provider.memory.requirement import Charge, sequence_bytes
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.resolve import resolve_model
 from provider.models.tokenizer import ModelTokenizer
-from provider.pipe import LoadSpec
+from provider.pipe import DraftSpec, LoadSpec
 from provider.runner import Runner
 from provider.slot import ModelSlot, Planned, SlotLimits
 
@@ -73,7 +73,7 @@ class Factory:
 
     def _slot(self, id: str, checkpoint: Checkpoint) -> ModelSlot:
         engine = self._config.engine
-        told = engine.context_length
+        told, drafter = engine.context_length, self._config.mtp_drafter_path
         if told is not None and told > checkpoint.context_length:
             log.warning("context_beyond_training model=%s context=%d trained=%d", id, told, checkpoint.context_length)
         spec = LoadSpec(
@@ -82,6 +82,13 @@ class Factory:
             max_concurrent=engine.max_concurrent,
             context_length=told,
             kv_pool_tokens=engine.kv_pool_tokens,
+            drafts=DraftSpec(
+                mode=engine.mtp_mode,
+                killed=self._config.mtp_killed,
+                declaration=checkpoint.mtp.declaration.value,
+                model_type=checkpoint.mtp.model_type,
+                drafter_path=None if drafter is None else str(drafter),
+            ),
         )
         return ModelSlot(
             id,

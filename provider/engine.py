@@ -48,8 +48,11 @@ class GrantState:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """`drawn`: the tokens of its decode rows, those behind a stop included."""
+
     plan: Plan
     events: list[Event]
+    drawn: int
 
 
 class Engine:
@@ -67,9 +70,10 @@ class Engine:
         self.scheduler = scheduler
         self.backend = backend
         self.tally = Tally()
-        self._depth = depth or FixedDepth()
+        self.depth = depth or FixedDepth()
         self._now = now
         self._paced_at: float | None = None
+        self._drawn = 0
         self._decode = decode
         self._generations: dict[str, Generation] = {}
         self._grant = GrantState()
@@ -122,13 +126,14 @@ class Engine:
     def step(self, emit: Emit) -> Step:
         """One step in parts: moves, decode rows, prefill chunks. Each part's events are emitted at once, so that no
         token waits for a neighbour's prefill; the last part's are returned, to leave with the step's figures."""
-        plan = self.scheduler.plan(self._depth.depth(self.scheduler.running))
+        plan = self.scheduler.plan(self.depth.depth(self.scheduler.running))
         events: list[Event] = []
+        self._drawn = 0
         for ids, part in self._parts(plan):
             if events:
                 emit(events)
             events = self._guard(ids, part)
-        return Step(plan, events)
+        return Step(plan, events, self._drawn)
 
     def _parts(self, plan: Plan) -> Iterator[tuple[Sequence[str], Part]]:
         yield plan.park + plan.resume + plan.enter, partial(self._move, plan)
@@ -154,7 +159,7 @@ class Engine:
             one = self._generations[id]
             self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
         if plan.enter:
-            self._depth.joined()
+            self.depth.joined()
         parked: list[Event] = [Notice(id, "preempted") for id in plan.park]
         return parked + [Entered(id) for id in plan.enter]
 
@@ -177,6 +182,7 @@ class Engine:
         # With a chunk to come, the next decode step would be computed and then wait behind it, unsent.
         runs = dict(zip(plan.decode, self.backend.decode(rows, ahead=not plan.prefill), strict=True))
         self.scheduler.commit_decode({id: len(run.tokens) for id, run in runs.items()})
+        self._drawn = sum(len(run.tokens) for run in runs.values())
         self._pace(plan, runs.values())
         return [event for id, run in runs.items() for event in self._take(id, run)]
 
@@ -191,8 +197,8 @@ class Engine:
             return
         self._paced_at = self._now()
         if began is not None:
-            deepest, tokens = max(run.drafted for run in runs), sum(len(run.tokens) for run in runs)
-            self._depth.note(len(runs), deepest, tokens, self._paced_at - began)
+            deepest = max(run.drafted for run in runs)
+            self.depth.note(len(runs), deepest, self._drawn, self._paced_at - began)
 
     def _take(self, id: str, run: Run) -> list[Event]:
         """The new tokens of one sequence -> their text, and its end if one of them was the last. What a run has beyond

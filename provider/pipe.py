@@ -9,8 +9,20 @@ from collections.abc import Iterator
 import msgspec
 
 from provider.generation import Event, GenerationRequest
+from provider.mtp.policy import Mode
 
 HEADER_BYTES = 4
+
+
+class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides whether a model drafts, and with which head. `declaration` and `model_type` are what the provider's
+    one look at config.json said (provider.mtp.probe)."""
+
+    mode: Mode
+    killed: bool
+    declaration: str
+    model_type: str | None
+    drafter_path: str | None = None
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -23,6 +35,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     kv_pool_tokens: int | None = None
     kv_pool_bytes: int | None = None
     activation_reserve_bytes: int | None = None
+    drafts: DraftSpec | None = None
+    """None: nothing is drafted."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -57,6 +71,15 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
 Command = Submit | Cancel | Describe | Grant | ClearCache | Stop
 
 
+class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a loaded model drafts; `reason` (of provider.mtp.policy.Reason) and `detail`: why not."""
+
+    active: bool
+    reason: str | None = None
+    detail: str | None = None
+    block_size: int | None = None
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     """The first report of a worker whose model is ready."""
 
@@ -71,6 +94,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     active_bytes: int = 0
     baseline_bytes: int = 0
     """What the process takes beside MLX's arrays: the interpreter, the libraries, the device's context."""
+    drafts: DraftStatus = DraftStatus(active=False)
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
@@ -91,6 +115,21 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True, tag="granted"):
     pool_tokens: int
 
 
+class DraftState(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafting has come to since the model was loaded. `drafted[d]`, `accepted[d]`: by place behind a row's token,
+    from 0 on. `depth_tps`: tokens per second by depth, as measured at the present batch width."""
+
+    rounds: int = 0
+    drafted: list[int] = []
+    accepted: list[int] = []
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    bookkeeping_s: float = 0.0
+    parked_s: float = 0.0
+    controller: str = ""
+    depth_tps: dict[int, float] = {}
+
+
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine stands after a step, measured by the worker itself."""
 
@@ -103,6 +142,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
+    drafts: DraftState | None = None
+    """None where nothing is drafted."""
 
 
 class SequenceState(msgspec.Struct, frozen=True, kw_only=True):

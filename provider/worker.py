@@ -22,13 +22,18 @@ from provider.backends.sim import BLOCK_TOKENS, SimBackend
 from provider.backends.sim_timing import Clock, Device, WallClock, device_named_in
 from provider.engine import Engine
 from provider.errors import ConfigError, ModelError, ModelUnsupported, SelfTestFailed
+from provider.heads import Head, attach_head, choose_head, inactive
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
+from provider.mtp.controller import DepthController
+from provider.mtp.policy import Off, Reason
 from provider.pipe import (
     Cancel,
     ClearCache,
     Command,
     Describe,
+    DraftState,
+    DraftStatus,
     EngineState,
     FrameReader,
     FromWorker,
@@ -58,8 +63,9 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     """
     started = time.monotonic()
     directory = Path(spec.directory)
-    decode = ModelTokenizer(directory).decode
-    backend = _create_backend(spec.backend, directory, clock or WallClock())
+    tokenizer = ModelTokenizer(directory)
+    head = choose_head(directory, spec.drafts)
+    backend, drafts = _create_backend(spec.backend, directory, clock or WallClock(), head, tokenizer.encode)
     facts = backend.facts
     pool = Pool(
         tokens=_pool_tokens(spec, facts.kv_bytes_per_token),
@@ -89,8 +95,11 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
         load_s=time.monotonic() - started,
         active_bytes=memory.active_bytes,
         baseline_bytes=_baseline_bytes(memory.active_bytes + memory.cache_bytes),
+        drafts=drafts,
     )
-    return Engine(scheduler, backend, decode), loaded
+    depth = DepthController(facts.max_drafts) if facts.max_drafts else None
+    now = WallClock().now if clock is None else clock.now
+    return Engine(scheduler, backend, tokenizer.decode, depth, now), loaded
 
 
 def engine_state(engine: Engine) -> EngineState:
@@ -105,6 +114,24 @@ def engine_state(engine: Engine) -> EngineState:
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,
         peak_bytes=memory.peak_bytes,
+        drafts=_draft_state(engine),
+    )
+
+
+def _draft_state(engine: Engine) -> DraftState | None:
+    depth, seconds = engine.depth, engine.backend.draft_seconds
+    if not isinstance(depth, DepthController):
+        return None
+    return DraftState(
+        rounds=engine.tally.rounds,
+        drafted=engine.tally.drafted,
+        accepted=engine.tally.accepted,
+        draft_s=seconds.draft,
+        verify_s=seconds.verify,
+        bookkeeping_s=seconds.bookkeeping,
+        parked_s=depth.parked_s,
+        controller=depth.state.value,
+        depth_tps=depth.rates,
     )
 
 
@@ -157,7 +184,7 @@ def run_step(engine: Engine, send: Callable[[FromWorker], None], now: Callable[[
             step.events,
             state=engine_state(engine),
             step_s=now() - started,
-            decoded=len(step.plan.decode),
+            decoded=step.drawn,
             prefilled=sum(chunk.count for chunk in step.plan.prefill),
         )
     )
@@ -252,15 +279,21 @@ def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:
     return spec.kv_pool_bytes // kv_bytes_per_token
 
 
-def _create_backend(name: str, directory: Path, clock: Clock) -> Backend:
+def _create_backend(
+    name: str, directory: Path, clock: Clock, head: Head | Off, encode: Callable[[str], list[int]]
+) -> tuple[Backend, DraftStatus]:
     match name:
         case "mlx":
             from provider.backends.mlx.backend import MlxBackend
 
-            return MlxBackend(directory)
+            backend = MlxBackend(directory)
+            return backend, attach_head(backend, head, encode)
         case "sim":
             device = device_named_in(os.environ)
-            return SimBackend(_sim_facts(read_checkpoint(directory), device), device, clock)
+            reason = (
+                head if isinstance(head, Off) else Off(Reason.ENGINE_INACTIVE, "the simulated backend drafts nothing")
+            )
+            return SimBackend(_sim_facts(read_checkpoint(directory), device), device, clock), inactive(reason)
         case _:
             raise ConfigError(f"backend {name!r} is not known; known: mlx, sim")
 

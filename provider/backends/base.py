@@ -59,6 +59,16 @@ class BackendMemory:
     peak_bytes: int
 
 
+@dataclass(slots=True)
+class DraftSeconds:
+    """What steps with drafts have taken so far: asking for drafts; the pass that verifies them, with what the device
+    still had to do for the drafts; and what comes after it, rolling back and remembering."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    bookkeeping: float = 0.0
+
+
 class Backend(Protocol):
     @property
     def facts(self) -> BackendFacts: ...
@@ -89,6 +99,9 @@ class Backend(Protocol):
         ...
 
     def memory(self) -> BackendMemory: ...
+
+    @property
+    def draft_seconds(self) -> DraftSeconds: ...
 
     def clear_cache(self) -> None:
         """Gives back what the allocator keeps for reuse."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from provider.backends.base import BackendFacts, BackendMemory, Row, Run
+from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Row, Run
 from provider.backends.sim_timing import Clock, Device, WallClock, decode_s, prefill_s
 from provider.generation import Sampling
 from provider.randomness import uniform
@@ -49,6 +49,7 @@ class SimBackend:
         acceptance: float = 0.7,
     ) -> None:
         self.facts = facts
+        self.draft_seconds = DraftSeconds()
         self._acceptance = acceptance
         self._device = device
         self._clock = clock or WallClock()

@@ -1,5 +1,6 @@
 """The MLX backend: Metal on a Mac, CUDA or the CPU elsewhere, through the same Python."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,19 +8,22 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from provider.backends.base import BackendFacts, BackendMemory, Row, Run
+from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Row, Run
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.drafter import Drafter, Pairs
 from provider.backends.mlx.forward import Forward, Pass
 from provider.backends.mlx.generic import Generic
 from provider.backends.mlx.hybrid import Hybrid
 from provider.backends.mlx.loading import load
+from provider.backends.mlx.mtp_head import MtpHead
+from provider.backends.mlx.mtp_weights import load_head
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.backends.mlx.self_test import self_test
 from provider.backends.mlx.verification import Verification, integers
 from provider.generation import Sampling
 from provider.models.architecture import LayerKind
 from provider.models.checkpoint import read_checkpoint
+from provider.mtp.head import HeadArtifact
 
 CACHE_LIMIT_BYTES = 2**30
 """Buffers kept for reuse count as used: more than the next forward pass can take is only in the way of others."""
@@ -54,7 +58,7 @@ class MlxBackend:
 
     def __init__(self, directory: Path, drafter: Drafter | None = None, draw: Sample = sample) -> None:
         """Raises ModelError, with its reason, for a checkpoint that cannot be served here. It drafts with `drafter`,
-        and draws its tokens with `draw`."""
+        or with the head it is given later, and draws its tokens with `draw`."""
         _set_compile_mode()
         checkpoint = read_checkpoint(directory)
         self._model = load(checkpoint)
@@ -62,6 +66,7 @@ class MlxBackend:
         self._forward: Forward = Hybrid(self._model) if hybrid else Generic(self._model)
         self._samplers: dict[str, Sampler] = {}
         self._ahead: Launch | None = None
+        self.draft_seconds = DraftSeconds()
         self._drafter = drafter
         self._sample = draw
         self_test(self._forward, directory)
@@ -75,6 +80,19 @@ class MlxBackend:
             state_bytes=self._forward.state_bytes,
             block_tokens=KV_BLOCK_TOKENS,
         )
+
+    def adopt(self, artifact: HeadArtifact) -> None:
+        """From now on it drafts with this head, whose weights are read now. Raises ValueError or RuntimeError for what
+        cannot be read or computed here."""
+        assert isinstance(self._forward, Hybrid), "a head belongs to a trunk that gives its hidden states"
+        assert not self._samplers, "no sequence is open while a head is changed"
+        trunk = self._forward.trunk
+        self._drafter = MtpHead(load_head(artifact, trunk.args), trunk, artifact.max_drafts)
+
+    def dismiss(self) -> None:
+        """Drafts no more, and gives the head's memory back."""
+        assert not self._samplers, "no sequence is open while a head is changed"
+        self._drafter = None
 
     @property
     def facts(self) -> BackendFacts:
@@ -169,17 +187,23 @@ class MlxBackend:
         """A step in which each row is fed its token and its drafts at once. Every token is drawn from the trunk's own
         logits at its own position; those behind a draft that was wrong are dropped, with all that they left behind."""
         assert self._drafter is not None, "facts.max_drafts is 0"
+        begun = time.perf_counter()
         verification = Verification(rows, self._drafter)
+        drafted = time.perf_counter()
         done = self._forward.decode([row.id for row in rows], verification.tokens, verification.widths)
         drawn = self._sample(done.logits, verification.draws(done.ids, self._samplers))
         mx.async_eval(drawn)
         runs = verification.runs(done.ids, integers(drawn))
+        verified = time.perf_counter()
         kept = [len(runs[id].tokens) for id in done.ids]
         self._forward.keep(done, kept)
         self._tell_drafter(done, drawn, kept)
         for id in done.ids:
             for token in runs[id].tokens:
                 self._drawn(id, token)
+        self.draft_seconds.draft += drafted - begun
+        self.draft_seconds.verify += verified - drafted
+        self.draft_seconds.bookkeeping += time.perf_counter() - verified
         return runs
 
     def _tell_drafter(self, done: Pass, drawn: mx.array, kept: Sequence[int]) -> None:

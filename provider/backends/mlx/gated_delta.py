@@ -11,14 +11,25 @@ u_t = b_t (v_t - g_t S_{t-1} k_t),  y_t = S_t q_t.  Within a chunk that begins a
 (Gated DeltaNet, Yang et al. 2024.) Everything but the S_0 terms is computed for all chunks at once; A is nilpotent, so
 the inverse is a product of four factors. Decays are sums over their own span, never differences of running sums: a
 hard gate before the span would otherwise cost its small sums their digits.
+
+The chunk form is written in what MLX and NumPy share. On the CPU NumPy computes it: its BLAS is many times as fast as
+the reference BLAS of MLX's CPU build (docs/decisions/0009-recurrence-in-numpy.md).
 """
+
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.gated_delta import gated_delta_update
 
 CHUNK = 16
 """Positions in a chunk; measured here: 16 beats 32 and 64 at every geometry tried. The scheduler cuts on this grid."""
+BLOCK = 8 * CHUNK
+"""Positions that NumPy computes at a time, so that its working arrays, which no counter of MLX sees, stay small."""
+FADED = -40.0
+"""A decay below exp(FADED) = 4e-18 counts as none. Float32 cannot tell, and products of such decays are subnormal
+numbers, with which an Intel CPU multiplies at half its speed."""
 
 
 def recur(
@@ -36,14 +47,15 @@ def recur(
 
     Whole chunks from the first position on, the rest step by step. On Metal, mlx-lm's kernel takes all of it.
     On the CPU only float32 goes in chunks: in bfloat16 their rounding (3e-7) flips last bits worth 0.4 %, which
-    is enough to part from the reference where two tokens are nearly tied, and there is little speed to win there.
+    is enough to part from the reference where two tokens are nearly tied.
     """
     whole = q.shape[1] // CHUNK * CHUNK if _chunks_pay(q.dtype) else 0
     if whole == 0:
         return gated_delta_update(q, k, v, a, b, a_log, dt_bias, state)
     decay = log_decay(a_log, a[:, :whole], dt_bias)
     strength = mx.sigmoid(b[:, :whole])
-    y, state = in_chunks(q[:, :whole], k[:, :whole], v[:, :whole], decay, strength, state)
+    chunks = in_numpy if _on_the_cpu() else in_chunks
+    y, state = chunks(q[:, :whole], k[:, :whole], v[:, :whole], decay, strength, state)
     if whole == q.shape[1]:
         return y, state
     rest = [one[:, whole:] for one in (q, k, v, a, b)]
@@ -54,7 +66,11 @@ def recur(
 def _chunks_pay(dtype: mx.Dtype) -> bool:
     if mx.metal.is_available():
         return False
-    return dtype == mx.float32 or mx.default_device() != mx.Device(mx.cpu)
+    return dtype == mx.float32 or not _on_the_cpu()
+
+
+def _on_the_cpu() -> bool:
+    return bool(mx.default_device() == mx.Device(mx.cpu))
 
 
 def log_decay(a_log: mx.array, a: mx.array, dt_bias: mx.array) -> mx.array:
@@ -62,59 +78,67 @@ def log_decay(a_log: mx.array, a: mx.array, dt_bias: mx.array) -> mx.array:
     return -mx.exp(a_log.astype(mx.float32)) * nn.softplus(a + dt_bias).astype(mx.float32)
 
 
-def in_chunks(
-    q: mx.array, k: mx.array, v: mx.array, log_g: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """As `recur`, for T a multiple of CHUNK, with log g and beta [B, T, Hv] given."""
+def in_numpy(*told: mx.array) -> tuple[mx.array, mx.array]:
+    """As `in_chunks`, for float32; waits for its arguments and computes at once."""
+    mx.eval(told)
+    *along, state = (np.asarray(one) for one in told)
+    ys = []
+    for begin in range(0, along[0].shape[1], BLOCK):
+        y, state = in_chunks(*(one[:, begin : begin + BLOCK] for one in along), state, np)
+        ys.append(y)
+    return mx.array(np.concatenate(ys, axis=1)), mx.array(state)
+
+
+def in_chunks(q: Any, k: Any, v: Any, log_g: Any, beta: Any, state: Any, xp: Any = mx) -> tuple[Any, Any]:
+    """As `recur`, for T a multiple of CHUNK, with log g and beta [B, T, Hv] given; all of them arrays of `xp`."""
     dtype, (batch, length, heads, width) = q.dtype, v.shape
     repeats = heads // q.shape[2]
-    q, k = (_chunked(one, repeats) for one in (q, k))
-    v = _chunked(v, 1)
-    log_g, beta = (_chunked(one[..., None], 1) for one in (log_g, beta))
-    spans = _spans(log_g[..., 0])
-    since_start = mx.exp(mx.cumsum(log_g, axis=-2))
-    keys_t = _transposed(k)
-    strictly = mx.tril(mx.exp(spans), -1)
-    inverse = _inverse(beta * strictly * (k @ keys_t))
+    q, k, v, log_g, beta = (_chunked(one, xp) for one in (q, k, v, log_g[..., None], beta[..., None]))
+    products = (k @ _transposed(k), q @ _transposed(k))
+    q, k, k_k, q_k = (xp.repeat(one, repeats, axis=1) for one in (q, k, *products))
+    spans = _spans(log_g, xp)
+    decays = xp.tril(_decay(spans, xp))
+    since_start = _decay(xp.cumsum(log_g, axis=-2), xp)
+    inverse = xp.where(spans > FADED, _inverse(beta * xp.tril(decays, -1) * k_k, xp), 0)
     values = inverse @ (beta * v)
     # What S_0 adds to U and to Y, in one matrix: [B, H, N, 2 * CHUNK, dk].
-    from_state = mx.concatenate([inverse @ (beta * since_start * k), since_start * q], axis=-2)
-    mixing = mx.tril(mx.exp(spans)) * (q @ keys_t)
-    carried_t = _transposed(mx.exp(spans[..., -1, :])[..., None] * k)
+    from_state = xp.concatenate([inverse @ (beta * since_start * k), since_start * q], axis=-2)
+    mixing = decays * q_k
+    carried = decays[..., -1, :, None] * k
     fading = since_start[..., -1:, :]
-    state_t = _transposed(state)
     ys = []
     for n in range(length // CHUNK):
-        seen = from_state[:, :, n] @ state_t
+        seen = from_state[:, :, n] @ _transposed(state)
         update = values[:, :, n] - seen[..., :CHUNK, :]
         ys.append(seen[..., CHUNK:, :] + mixing[:, :, n] @ update)
-        state_t = fading[:, :, n] * state_t + carried_t[:, :, n] @ update
-    y = mx.stack(ys, axis=2).reshape(batch, heads, length, width)
-    return y.transpose(0, 2, 1, 3).astype(dtype), _transposed(state_t)
+        state = fading[:, :, n] * state + _transposed(update) @ carried[:, :, n]
+    y = xp.stack(ys, axis=2).reshape(batch, heads, length, width)
+    return y.transpose(0, 2, 1, 3).astype(dtype), state
 
 
-def _transposed(x: mx.array) -> mx.array:
-    """Swaps the last two axes and lays the result out anew: a plain BLAS multiplies untransposed operands several
-    times faster."""
-    return mx.contiguous(x.swapaxes(-1, -2))
+def _decay(log: Any, xp: Any) -> Any:
+    return xp.where(log > FADED, xp.exp(log), 0)
 
 
-def _chunked(x: mx.array, repeats: int) -> mx.array:
-    """[B, T, H, d] -> [B, H * repeats, T / CHUNK, CHUNK, d] float32"""
+def _transposed(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
+
+
+def _chunked(x: Any, xp: Any) -> Any:
+    """[B, T, H, d] -> [B, H, T / CHUNK, CHUNK, d] float32"""
     batch, length, heads, width = x.shape
-    x = x.astype(mx.float32).transpose(0, 2, 1, 3).reshape(batch, heads, length // CHUNK, CHUNK, width)
-    return x if repeats == 1 else mx.repeat(x, repeats, axis=1)
+    return x.astype(xp.float32).transpose(0, 2, 1, 3).reshape(batch, heads, length // CHUNK, CHUNK, width)
 
 
-def _spans(log_g: mx.array) -> mx.array:
-    """[..., CHUNK] -> D [..., CHUNK, CHUNK], D[t, i] = sum of log g over (i, t] for i <= t (above: 0)."""
-    rows = mx.broadcast_to(log_g[..., None], (*log_g.shape, CHUNK))
-    return mx.cumsum(mx.tril(rows, -1), axis=-2)
+def _spans(log_g: Any, xp: Any) -> Any:
+    """[..., CHUNK, 1] -> D [..., CHUNK, CHUNK], D[t, i] = sum of log g over (i, t] for i <= t (above: 0)."""
+    rows = xp.broadcast_to(log_g, (*log_g.shape[:-1], CHUNK))
+    return xp.cumsum(xp.tril(rows, -1), axis=-2)
 
 
-def _inverse(a: mx.array) -> mx.array:
+def _inverse(a: Any, xp: Any) -> Any:
     """(I + A)^-1 of strictly lower triangular A [..., 16, 16]: (I - A)(I + A^2)(I + A^4)(I + A^8), as A^16 = 0."""
-    one = mx.eye(CHUNK)
+    one = xp.eye(CHUNK, dtype=xp.float32)
     result, power = one - a, a
     for _ in range(3):
         power = power @ power

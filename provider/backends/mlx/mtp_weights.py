@@ -11,6 +11,7 @@ from mlx_lm.models.qwen3_5 import DecoderLayer
 
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.mtp.head import HeadArtifact
+from provider.mtp.norms import LEAST, MOST
 from provider.mtp.tensors import FUSED_EXPERTS, NORMS
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -38,14 +39,26 @@ class HeadModules(nn.Module):
 
 
 def load_head(artifact: HeadArtifact, args: Any) -> HeadModules:
-    """`args`: the target's, as mlx-lm has them. Raises ValueError for tensors that do not fill the modules exactly."""
+    """`args`: the target's, as mlx-lm has them. Raises ValueError for tensors that do not fill the modules exactly, or
+    norms that cannot be meant as they would be applied."""
     head = HeadModules(args)
     nn.quantize(head, class_predicate=lambda path, module: _packing_of(artifact, path, module))
     head.load_weights(list(_weights(artifact).items()), strict=True)
     if mx.default_device() == mx.Device(mx.cpu):
         lay_out_for_cpu(head, tied_embedding=False)
     mx.eval(head.parameters())
+    _check_norms(head)
     return head
+
+
+def _check_norms(head: HeadModules) -> None:
+    """Those of query and key once more, now as they are applied: a shift too many still drafts, only worse."""
+    attention = head.block.self_attn
+    for norm in (attention.q_norm, attention.k_norm):
+        mean = norm.weight.astype(mx.float32).mean().item()
+        assert isinstance(mean, float)
+        if not LEAST <= mean <= MOST:
+            raise ValueError(f"a norm of query or key would be applied with a mean of {mean:.2f}, not near 1")
 
 
 def head_bytes(head: HeadModules) -> int:
