@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, assert_never
 
@@ -18,12 +17,15 @@ from rich.console import Console
 from rich.text import Text
 
 from provider.config import ProviderConfig, read_config
+from provider.described import read_described
 from provider.errors import ConfigError, ModelError
+from provider.findings import Finding, Status, is_failure
+from provider.fit_findings import fit_findings, fit_object
+from provider.fitness import FitReport, judge_fit
 from provider.hardware import Hardware, read_hardware
-from provider.memory.caps import effective_cap, minimum_serviceable_kv
-from provider.memory.requirement import padded_weights
+from provider.memory_findings import MemoryFacts, judge_memory
 from provider.models.bundled import BUNDLED_MODEL_ID
-from provider.models.commands import memory_required_bytes, readable_bytes
+from provider.models.commands import readable_bytes
 from provider.models.inspection import Inspection, inspect_model
 from provider.models.resolve import find_model
 from provider.mtp.head import ExternalHead, InlineHead
@@ -43,27 +45,12 @@ from provider.probes import (
     try_port,
     try_postgres,
 )
+from provider.this_machine import Known, read_memory_facts
 
 DEFAULT_PORTS = (8000, 8080)
 """Of `local` and of `up` and `coordinator serve`."""
 SUPPORTED_PLATFORMS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 LOW_DISK_BYTES = 2**30
-
-
-class Status(StrEnum):
-    PASS = "pass"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`fix` says what to do, and is None for a pass."""
-
-    name: str
-    status: Status
-    message: str
-    fix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +65,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything doctor looks at. `config` is an error's text where provider.toml cannot be used."""
+    """Everything doctor looks at. `config` is an error's text where provider.toml cannot be used; nothing is said of
+    `memory` then."""
 
     config: ProviderConfig | str
     hardware: Hardware
     mlx: MlxOutcome
+    memory: MemoryFacts | None
     models: tuple[ModelFacts, ...]
     ports: dict[int, PortState]
     ports_asked_for: bool
@@ -91,12 +80,16 @@ class Facts:
     coordinators: tuple[CoordinatorOutcome, ...]
     token_given: bool
 
+    @property
+    def reports(self) -> list[FitReport]:
+        return [] if self.memory is None else [judge_fit(one) for one in self.memory.machines]
+
 
 def diagnose(facts: Facts) -> list[Finding]:
     return [
         judge_platform(facts.hardware),
         judge_config(facts.config),
-        *judge_memory(facts.hardware, facts.mlx, facts.config, facts.models),
+        *(() if facts.memory is None else judge_memory(facts.memory, facts.reports)),
         judge_mlx(facts.mlx, facts.hardware),
         *map(judge_model, facts.models),
         *filter(None, map(judge_head, facts.models)),
@@ -119,43 +112,6 @@ def judge_config(config: ProviderConfig | str) -> Finding:
     if isinstance(config, str):
         return Finding("configuration", Status.FAIL, config, "Correct that key, or remove it to have its default.")
     return Finding("configuration", Status.PASS, f"memory_reserve_gb {config.provider.memory_reserve_gb:g}")
-
-
-def judge_memory(
-    hardware: Hardware, mlx: MlxOutcome, config: ProviderConfig | str, models: Iterable[ModelFacts]
-) -> Iterator[Finding]:
-    """Whether each model's weights and smallest KV fit under the cap, and its whole requirement with them."""
-    discrete = hardware.memory_kind == "discrete"
-    physical = mlx.total_bytes if discrete else hardware.physical_bytes
-    available = mlx.free_bytes if discrete else hardware.available_bytes
-    if physical is None:
-        fix = "Nothing needs doing; serving then relies on what MLX measures."
-        yield Finding("memory", Status.WARN, "The size of the memory for models cannot be read.", fix)
-        return
-    if isinstance(config, str):
-        return
-    cap = effective_cap(physical, config.memory_reserve_bytes, config.memory_limit_bytes)
-    free = "an unknown amount" if available is None else readable_bytes(available)
-    said = f"{readable_bytes(physical)} {hardware.memory_kind}, {readable_bytes(cap)} for models, {free} free now"
-    for model in models:
-        yield _judge_fit(model, cap, available, said)
-
-
-def _judge_fit(model: ModelFacts, cap: int, available: int | None, said: str) -> Finding:
-    needed, required = _least_bytes(model), _required_bytes(model)
-    if needed is None or required is None:
-        return Finding("memory", Status.PASS, f"{said}.")
-    if needed > cap:
-        fix = "Serve a smaller model, or lower memory_reserve_gb in provider.toml."
-        return Finding("memory", Status.FAIL, f"{said}; {model.id} needs {readable_bytes(needed)}.", fix)
-    if available is not None and needed > available:
-        fix = "Close other programs, or serve a smaller model."
-        return Finding("memory", Status.WARN, f"{said}; {model.id} needs {readable_bytes(needed)}.", fix)
-    if required > cap:
-        fix = "Serve a smaller model or fewer at once (--max-concurrent), or lower memory_reserve_gb."
-        what = f"{model.id} asks for {readable_bytes(required)} with its activation reserve"
-        return Finding("memory", Status.WARN, f"{said}; {what}.", fix)
-    return Finding("memory", Status.PASS, f"{said}; {model.id} asks for {readable_bytes(required)}.")
 
 
 def judge_mlx(outcome: MlxOutcome, hardware: Hardware) -> Finding:
@@ -266,19 +222,6 @@ def judge_coordinator(outcome: CoordinatorOutcome, token_given: bool) -> Iterato
         yield Finding(token, Status.FAIL, f"{outcome.url} refuses the token.", fix)
 
 
-def _least_bytes(model: ModelFacts) -> int | None:
-    """Weights while they load, and the smallest KV worth serving with: without these nothing runs."""
-    found = model.inspection
-    if found is None or found.size_bytes is None or found.state_bytes is None:
-        return None
-    one = found.state_bytes + (found.context_length or 0) * (found.kv_bytes_per_token or 0)
-    return padded_weights(found.size_bytes) + minimum_serviceable_kv(one, max_concurrent=1)
-
-
-def _required_bytes(model: ModelFacts) -> int | None:
-    return None if model.inspection is None else memory_required_bytes(model.inspection)
-
-
 # Gathering
 
 
@@ -290,11 +233,15 @@ def gather(
     known = () if isinstance(config, str) else config.coordinators
     names = [model] if model else _configured_models(config)
     directory = data_dir if isinstance(config, str) else config.data_dir
+    hardware, mlx = read_hardware(), try_mlx()
+    models = tuple(_model_facts(name, config) for name in names)
+    asked = [Known(one.id, one.inspection) for one in models if one.inspection is not None]
     return Facts(
         config=config,
-        hardware=read_hardware(),
-        mlx=try_mlx(),
-        models=tuple(_model_facts(name, config) for name in names),
+        hardware=hardware,
+        mlx=mlx,
+        memory=None if isinstance(config, str) else read_memory_facts(config, hardware, mlx, asked),
+        models=models,
         ports={port: try_port(port) for port in ports or DEFAULT_PORTS},
         ports_asked_for=bool(ports),
         data_dir=try_directory(directory or Path.home()),
@@ -343,6 +290,9 @@ def _mtp(found: Inspection, config: ProviderConfig | str) -> MtpVerdict | None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     model: Annotated[str | None, typer.Option(help="A directory or an id; default: the bundled model.")] = None,
+    facts: Annotated[
+        Path | None, typer.Option(help="Judge whether a model fits on the machine that this file describes.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a warning too.")] = False,
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider to try.")] = None,
     token: Annotated[str | None, typer.Option(help="A provider token to try there.")] = None,
@@ -350,18 +300,27 @@ def doctor(
     data_dir: Annotated[Path | None, typer.Option(help="Where the embedded Postgres keeps its data.")] = None,
 ) -> None:
     """Looks at this machine and says what would keep it from serving, and how to fix it."""
-    findings = diagnose(gather(model, coordinator or [], token, port or [], data_dir))
+    if facts is not None:
+        findings, reports = _judge_described(facts, model)
+    else:
+        found = gather(model, coordinator or [], token, port or [], data_dir)
+        findings, reports = diagnose(found), found.reports
     if as_json:
-        typer.echo(json.dumps({"checks": [asdict(finding) for finding in findings]}))
+        fit = fit_object(reports[0]) if reports else None
+        typer.echo(json.dumps({"checks": [asdict(finding) for finding in findings], "fit": fit}))
     else:
         _print(findings)
     if is_failure(findings, strict):
         raise typer.Exit(1)
 
 
-def is_failure(findings: Iterable[Finding], strict: bool) -> bool:
-    bad = {Status.FAIL, Status.WARN} if strict else {Status.FAIL}
-    return any(finding.status in bad for finding in findings)
+def _judge_described(file: Path, model: str | None) -> tuple[list[Finding], list[FitReport]]:
+    try:
+        machine = read_described(file, model)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--facts") from error
+    report = judge_fit(machine)
+    return fit_findings([report], machine), [report]
 
 
 def _print(findings: Iterable[Finding]) -> None:

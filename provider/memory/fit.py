@@ -5,6 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from provider.memory.admission import Reading, ceiling_for_load, usable_for_load
+from provider.memory.caps import GIB, effective_cap
+
+DEFAULT_RESERVE_BYTES = 4 * GIB
+"""The operator's reserve where provider.toml says nothing."""
+MACHINES_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
+"""Sizes that are sold."""
+TIGHT_BYTES = 2 * GIB
 
 
 class Fit(StrEnum):
@@ -46,3 +53,20 @@ def fitting(candidates: Iterable[Alternative], ceiling_bytes: int) -> list[Alter
 def largest_loadable_size(ceiling_bytes: int, headroom_bytes: int) -> int:
     """Of a checkpoint on disk, in bytes, that the gate would still let in."""
     return max(0, ceiling_bytes - headroom_bytes) * 5 // 6
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`tight`: what must be free is within 2 GiB of all there is; it fits on an idle machine, and hardly else."""
+
+    size_gib: int
+    tight: bool
+
+
+def smallest_machine(required_bytes: int, reserve_bytes: int = DEFAULT_RESERVE_BYTES) -> Machine | None:
+    """The smallest one whose effective cap passes the gate on an idle machine; None when not even the largest does."""
+    for size in MACHINES_GIB:
+        spare = effective_cap(size * GIB, reserve_bytes) - required_bytes
+        if spare >= 0:
+            return Machine(size, spare <= TIGHT_BYTES)
+    return None

@@ -50,6 +50,12 @@ def shipped_table() -> dict[str, int]:
     return {id: floor.floor_bytes for id, floor in SHIPPED_FLOORS.items()}
 
 
+def floor_table(measured_here: Mapping[str, int], seeing: Iterable[str] = ()) -> dict[str, int]:
+    """What a machine charges: the shipped floor of an id, else one measured here; none for models that see images."""
+    without = set(seeing)
+    return {id: size for id, size in {**measured_here, **shipped_table()}.items() if id not in without}
+
+
 def floor(ids: Iterable[str], table: FloorTable) -> int:
     """The largest floor among `ids`; the default for none of them, and for each that nobody has measured."""
     return max((table.get(id, DEFAULT_FLOOR_BYTES) for id in ids), default=DEFAULT_FLOOR_BYTES)

@@ -9,20 +9,20 @@ from provider.config import ProviderConfig, read_config
 from provider.doctor import (
     DEFAULT_PORTS,
     Facts,
-    Finding,
     ModelFacts,
-    Status,
     diagnose,
-    is_failure,
     judge_coordinator,
     judge_head,
-    judge_memory,
     judge_mlx,
     judge_model,
     judge_platform,
     judge_port,
 )
-from provider.hardware import Hardware
+from provider.findings import Finding, Status, is_failure
+from provider.fit_findings import FIT_CHECK
+from provider.fitness import Candidate, MachineFacts
+from provider.hardware import Hardware, SystemMemory
+from provider.memory_findings import MemoryFacts
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.inspection import inspect_model
 from provider.mtp.policy import Declaration, Mode, Off, Reason
@@ -52,6 +52,15 @@ MACHINE = Hardware(
 )
 MLX = MlxOutcome("cpu: AMD EPYC", True, None)
 BUNDLED = ModelFacts(BUNDLED_MODEL_ID, inspect_model(BUNDLED_MODEL_DIR), None)
+MEMORY = SystemMemory(physical_bytes=32 * GIB, available_bytes=24 * GIB, pressure=None, read_at_s=0.0)
+FITTING = MachineFacts(
+    physical_bytes=32 * GIB,
+    available_bytes=24 * GIB,
+    reserve_bytes=4 * GIB,
+    advertised=None,
+    models=(Candidate(id=BUNDLED_MODEL_ID, size_bytes=3 * 2**20),),
+    target=BUNDLED_MODEL_ID,
+)
 URL = "ws://127.0.0.1:8080/ws/provider"
 
 
@@ -67,6 +76,7 @@ def facts(config: ProviderConfig, tmp_path: Path) -> Facts:
         config=config,
         hardware=MACHINE,
         mlx=MLX,
+        memory=MemoryFacts(memory=MEMORY, kind="host", cap_bytes=28 * GIB, machines=(FITTING,)),
         models=(BUNDLED,),
         ports=dict.fromkeys(DEFAULT_PORTS, PortState.FREE),
         ports_asked_for=False,
@@ -81,11 +91,6 @@ def found(findings: list[Finding], name: str) -> Finding:
     return next(finding for finding in findings if finding.name == name)
 
 
-def memory(hardware: Hardware, config: ProviderConfig, mlx: MlxOutcome = MLX) -> Finding:
-    (finding,) = judge_memory(hardware, mlx, config, [BUNDLED])
-    return finding
-
-
 def test_a_healthy_machine_passes_every_check(facts: Facts) -> None:
     assert {finding.status for finding in diagnose(facts)} == {Status.PASS}
 
@@ -94,7 +99,8 @@ def test_whatever_is_no_pass_names_a_fix_and_a_pass_none(facts: Facts, tmp_path:
     broken = replace(
         facts,
         config="provider.toml: engine.exakt is not a known key",
-        hardware=replace(MACHINE, system="Plan9", physical_bytes=None),
+        hardware=replace(MACHINE, system="Plan9"),
+        memory=MemoryFacts(memory=replace(MEMORY, physical_bytes=None), kind="host", cap_bytes=None),
         mlx=MlxOutcome(None, False, "exit code -11: no message"),
         models=(ModelFacts("org/absent", None, "org/absent is not on this machine"),),
         ports={80: PortState.FORBIDDEN, 8000: PortState.TAKEN},
@@ -109,30 +115,20 @@ def test_whatever_is_no_pass_names_a_fix_and_a_pass_none(facts: Facts, tmp_path:
     assert all(finding.fix is None for finding in diagnose(facts))
 
 
-@pytest.mark.parametrize(
-    ("physical", "available", "status"),
-    [
-        (32 * GIB, 24 * GIB, Status.PASS),
-        (32 * GIB, None, Status.PASS),
-        (32 * GIB, 1024, Status.WARN),
-        (8 * GIB, 6 * GIB, Status.WARN),  # below the default activation reserve, and still served
-        (4 * GIB, 3 * GIB, Status.FAIL),  # the operator's reserve is all there is
-        (None, None, Status.WARN),
-    ],
-)
-def test_memory_is_judged_by_cap_and_by_what_is_free(
-    config: ProviderConfig, physical: int | None, available: int | None, status: Status
-) -> None:
-    hardware = replace(MACHINE, physical_bytes=physical, available_bytes=available)
+def test_a_model_that_does_not_fit_fails_beside_healthy_files(facts: Facts) -> None:
+    assert facts.memory is not None
+    (machine,) = facts.memory.machines
+    full = replace(facts.memory, machines=(replace(machine, available_bytes=0),))
+    findings = diagnose(replace(facts, memory=full))
 
-    assert memory(hardware, config).status is status
+    assert found(findings, FIT_CHECK).status is Status.FAIL
+    assert found(findings, "model files").status is Status.PASS
 
 
-def test_a_discrete_gpu_is_judged_by_its_own_memory(config: ProviderConfig) -> None:
-    hardware = replace(MACHINE, memory_kind="discrete")
-    small = MlxOutcome("gpu: NVIDIA T400", True, None, total_bytes=4 * GIB, free_bytes=4 * GIB)
+def test_without_a_readable_configuration_nothing_is_said_of_memory(facts: Facts) -> None:
+    findings = diagnose(replace(facts, config="provider.toml: nonsense", memory=None))
 
-    assert memory(hardware, config, small).status is Status.FAIL
+    assert FIT_CHECK not in {finding.name for finding in findings}
 
 
 @pytest.mark.parametrize(
