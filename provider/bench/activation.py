@@ -41,7 +41,9 @@ class Lengths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Bytes. `active_bytes`: with the model loaded and no chat. `kv_bytes`: what the chats held at most.
-    `prefill_bytes` and `decode_bytes`: the most that a step with, and without, a chunk of a prompt took beyond both."""
+    `prefill_bytes` and `decode_bytes`: the most that a step with, and without, a chunk of a prompt took beyond both.
+    `process_bytes`: the most that the process had grown beyond both, on a CPU, where libraries allocate beside MLX;
+    0 elsewhere."""
 
     device: str
     batch: int
@@ -51,10 +53,11 @@ class Measured:
     kv_bytes: int
     prefill_bytes: int
     decode_bytes: int
+    process_bytes: int
 
     @property
     def activation_bytes(self) -> int:
-        return max(self.prefill_bytes, self.decode_bytes)
+        return max(self.prefill_bytes, self.decode_bytes, self.process_bytes)
 
     @property
     def floor_bytes(self) -> int:
@@ -149,7 +152,8 @@ def _print(id: str, measured: Measured, file: Path | None) -> None:
         ("keys, values and states", measured.kv_bytes),
         ("a step with a prompt's chunk", measured.prefill_bytes),
         ("a step without", measured.decode_bytes),
-        ("floor (the larger one and a quarter)", measured.floor_bytes),
+        ("all the process grew by", measured.process_bytes),
+        ("floor (the largest of the three and a quarter more)", measured.floor_bytes),
     ):
         console.print(f"  {name}: {readable_bytes(size)}", markup=False)
     if file is not None:

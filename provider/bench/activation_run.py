@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from provider.backends.mlx.device import device_name, reset_peak
 from provider.bench.activation import BATCH, Lengths, Measured, lengths_for
 from provider.engine import Engine
@@ -27,9 +29,11 @@ TOLD_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Of one step: bytes beyond weights and `held_bytes`, those of the chats."""
+    """Of one step: bytes beyond weights and `held_bytes`, those of the chats; and what the process had grown by then,
+    beyond both too."""
 
     activation_bytes: int
+    process_bytes: int
     held_bytes: int
     prefilled: bool
 
@@ -37,12 +41,13 @@ class Taken:
 def measure(directory: Path) -> Measured:
     engine, loaded = build(LoadSpec(backend="mlx", directory=str(directory), max_concurrent=BATCH))
     lengths = lengths_for(loaded.n_ctx, engine.scheduler.limits.chunk_tokens)
-    weights = engine.backend.memory().active_bytes
+    weights, resident = engine.backend.memory().active_bytes, _resident_bytes()
     for number in range(BATCH):
         engine.submit(_request(number, lengths, loaded.vocab_size))
-    steps = list(_steps(engine, weights))
+    steps = list(_steps(engine, weights, resident))
+    device = device_name()
     return Measured(
-        device=device_name(),
+        device=device,
         batch=BATCH,
         prompt_tokens=lengths.prompt_tokens,
         output_tokens=lengths.output_tokens,
@@ -50,10 +55,11 @@ def measure(directory: Path) -> Measured:
         kv_bytes=max(step.held_bytes for step in steps),
         prefill_bytes=max((step.activation_bytes for step in steps if step.prefilled), default=0),
         decode_bytes=max((step.activation_bytes for step in steps if not step.prefilled), default=0),
+        process_bytes=max(step.process_bytes for step in steps) if device.startswith("cpu") else 0,
     )
 
 
-def _steps(engine: Engine, weight_bytes: int) -> Iterator[Taken]:
+def _steps(engine: Engine, weight_bytes: int, resident_bytes: int) -> Iterator[Taken]:
     """Until the first chat ends: from then on there are no longer eight."""
     count = 0
     while engine.scheduler.open == BATCH:
@@ -64,7 +70,12 @@ def _steps(engine: Engine, weight_bytes: int) -> Iterator[Taken]:
         held = sum(max(before[id], after.get(id, 0)) for id in before)
         captured = len(plan.decode) * max(plan.drafts, default=0) * engine.backend.facts.state_bytes
         peak = engine.backend.memory().peak_bytes
-        yield Taken(max(0, peak - weight_bytes - held - captured), held, bool(plan.prefill))
+        yield Taken(
+            activation_bytes=max(0, peak - weight_bytes - held - captured),
+            process_bytes=max(0, _resident_bytes() - resident_bytes - held - captured),
+            held_bytes=held,
+            prefilled=bool(plan.prefill),
+        )
         count += 1
         if count % TOLD_EVERY == 0:
             running = engine.scheduler.counts().running
@@ -78,6 +89,10 @@ def _held_by_chat(engine: Engine) -> dict[str, int]:
     return {
         one.id: pool.sequence_bytes(one.computed) if one.state in inside else 0 for one in engine.scheduler.states()
     }
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _request(number: int, lengths: Lengths, vocab_size: int) -> GenerationRequest:

@@ -101,10 +101,18 @@ def test_a_device_is_its_kind_of_memory_and_its_chip(chip: str | None, key: str)
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "floor_mib"),
-    [(100 * MIB, MIB, 125), (MIB, 100 * MIB, 125), (100 * MIB + 1, 0, 126), (1, 0, 1)],
+    ("prefill", "decode", "process", "floor_mib"),
+    [
+        (100 * MIB, MIB, 0, 125),
+        (MIB, 100 * MIB, 2, 125),
+        (1, 2, 100 * MIB, 125),
+        (100 * MIB + 1, 0, 0, 126),
+        (1, 0, 0, 1),
+    ],
 )
-def test_a_floor_is_the_larger_figure_and_a_quarter_more(prefill: int, decode: int, floor_mib: int) -> None:
+def test_a_floor_is_the_largest_figure_and_a_quarter_more(
+    prefill: int, decode: int, process: int, floor_mib: int
+) -> None:
     measured = Measured(
         device="cpu: x",
         batch=BATCH,
@@ -114,6 +122,7 @@ def test_a_floor_is_the_larger_figure_and_a_quarter_more(prefill: int, decode: i
         kv_bytes=1,
         prefill_bytes=prefill,
         decode_bytes=decode,
+        process_bytes=process,
     )
     assert measured.floor_bytes == floor_mib * MIB
 
