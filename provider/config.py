@@ -107,7 +107,6 @@ class ProviderConfig:
         told = {
             "engine.preempt_ram_gb": self.engine.preempt_ram_gb,
             "engine.preempt_disk_gb": self.engine.preempt_disk_gb,
-            "engine.mtp_drafter_path": self.engine.mtp_drafter_path,
         }
         return [key for key, value in told.items() if value is not None]
 

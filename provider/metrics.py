@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from provider.draft_metrics import draft_metrics
 from provider.residency import Residency
 from provider.slot import ModelSlot
 
@@ -44,6 +45,7 @@ class SlotCollector(Collector):
         for name, (text, read) in COUNTERS.items():
             counter = CounterMetricFamily(f"darkbloom_{name}", text, labels=["model"])
             yield from _filled(counter, slots, read)
+        yield from draft_metrics(slots)
 
 
 def exposition(residency: Residency) -> bytes:

@@ -266,11 +266,10 @@ class Residency:
         return capacity_of(self.occupancy, memory)
 
     def mtp_status(self, slot: ModelSlot) -> MtpStatus:
-        """Drafting is not part of this engine yet: say so rather than seem to draft."""
-        if self.config.mtp_killed:
-            return MtpStatus(active=False, reason="kill_switch_disabled")
-        off = self.config.engine.mtp_mode == "off"
-        return MtpStatus(active=False, reason="config_disabled" if off else "engine_inactive")
+        """Whether a model drafts, and why not, as its worker found when it loaded it."""
+        if slot.loaded is None:
+            return MtpStatus(active=False, reason=Reason.ENGINE_INACTIVE.value)
+        return MtpStatus(active=slot.loaded.drafts.active, reason=slot.loaded.drafts.reason)
 
     def _ad(self, model: Model) -> ModelAd:
         facts = model.checkpoint

@@ -52,6 +52,8 @@ DESCRIBE_S = 1.0
 CLEAR_S = 5.0
 """A worker clears its cache between two steps."""
 RATE_SMOOTHING = 0.2
+DRAFTABLE_TOKENS = 4
+"""A shorter answer may well end before anything could be drafted for it."""
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class ModelSlot:
         self._cleared: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._deaths: list[float] = []
+        self._undrafted = False
         self._nonsense = False
 
     @property
@@ -349,6 +352,7 @@ class ModelSlot:
             case Delta():
                 self.totals.tokens += len(event.token_ids)
             case Finished():
+                self._watch_drafts(event)
                 self.totals.prompt_tokens += event.prompt_tokens
                 self.totals.parks += event.parks
                 self.totals.recomputes += event.recomputes
@@ -359,6 +363,16 @@ class ModelSlot:
             case Notice():
                 pass
         stream.events.put_nowait(event)
+
+    def _watch_drafts(self, event: Finished) -> None:
+        """Says so, once in a row, when a head that is active has drafted nothing for a whole answer."""
+        if self.loaded is None or not self.loaded.drafts.active or event.completion_tokens < DRAFTABLE_TOKENS:
+            return
+        drafted = bool(event.accepted + event.rejected)
+        if not drafted and not self._undrafted:
+            state = None if self.engine.drafts is None else self.engine.drafts.controller
+            log.warning("mtp_drafted_nothing model=%s request=%s controller=%s", self.id, event.request_id, state)
+        self._undrafted = not drafted
 
     def _close(self, request_id: str) -> None:
         del self._streams[request_id]
@@ -377,6 +391,11 @@ class ModelSlot:
             "worker_ready model=%s pid=%s device=%s n_ctx=%d load_s=%.2f",
             self.id, self._runner.pid, self.loaded.device, self.loaded.n_ctx, self.loaded.load_s,
         )  # fmt: skip
+        drafts = self.loaded.drafts
+        if drafts.active:
+            log.info("mtp_active model=%s block_size=%s", self.id, drafts.block_size)
+        else:
+            log.warning("mtp_inactive model=%s reason=%s detail=%r", self.id, drafts.reason, drafts.detail)
         for stream in self._streams.values():
             self._send(Submit(stream.request))
 

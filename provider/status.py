@@ -3,6 +3,8 @@
 from importlib.metadata import version
 from typing import Any, Literal
 
+import msgspec
+
 from provider.metrics import exposition
 from provider.protocol import MtpStatus
 from provider.residency import Residency
@@ -85,4 +87,16 @@ class Status:
             "state_bytes": checkpoint.state_bytes,
             "size_bytes": checkpoint.size_bytes,
             "max_concurrent": slot.limits.max_concurrent,
+            "mtp": self._mtp(slot),
+        }
+
+    def _mtp(self, slot: ModelSlot) -> dict[str, Any]:
+        """What a model drafts with, or why not; and what has come of it."""
+        status, loaded, drafts = self._residency.mtp_status(slot), slot.loaded, slot.engine.drafts
+        return {
+            "active": status.active,
+            "reason": status.reason,
+            "detail": loaded.drafts.detail if loaded else None,
+            "block_size": loaded.drafts.block_size if loaded else None,
+            "drafted": None if drafts is None else msgspec.to_builtins(drafts, str_keys=True),
         }

@@ -51,17 +51,25 @@ class Tally:
     completion_tokens: int = 0
     parks: int = 0
     recomputes: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
     def add(self, event: Finished) -> None:
         self.completion_tokens += event.completion_tokens
         self.parks += event.parks
         self.recomputes += event.recomputes
+        self.accepted += event.accepted
+        self.rejected += event.rejected
 
     def usage(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.rejected,
+            },
         }
 
     def preempt(self) -> dict[str, int]:

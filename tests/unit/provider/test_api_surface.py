@@ -37,6 +37,16 @@ WEATHER = {
 CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
 
 
+def usage(prompt: int, completion: int, accepted: int = 0, rejected: int = 0) -> dict[str, Any]:
+    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "completion_tokens_details": details,
+    }
+
+
 def items(script: Script, endpoint: str, body: dict[str, Any]) -> list[Item]:
     async def run() -> list[Item]:
         return await items_of(await surface(ScriptedServing(script)).open(endpoint, body))
@@ -83,7 +93,7 @@ def test_a_chat_answers_with_openais_object() -> None:
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14},
+        "usage": usage(10, 4),
         "preempt": {"parks": 2, "recomputes": 1},
     }
     assert body["id"].startswith("chatcmpl-")
@@ -186,7 +196,7 @@ def test_several_prompts_and_choices_share_one_answer_by_index() -> None:
     body = {**TEXT, "prompt": [[5, 6], [7]], "n": 2}
     answer = whole(echo, COMPLETIONS, body)
     assert [choice["text"] for choice in answer["choices"]] == ["6/0", "6/1", "7/0", "7/1"]
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert answer["usage"] == usage(3, 12)
     assert answer["preempt"] == {"parks": 4, "recomputes": 0}
 
     said = chunks(echo, COMPLETIONS, body)
@@ -294,3 +304,12 @@ def test_a_cancelled_reader_cancels_its_sequences_while_they_are_silent() -> Non
             assert not serving.alive
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("endpoint", "body"), [(CHATS, CHAT), (COMPLETIONS, TEXT)])
+def test_usage_counts_drafts_that_are_part_of_the_answer_and_those_that_are_not(
+    endpoint: str, body: dict[str, Any]
+) -> None:
+    answer = whole(says("Hi.", accepted=3, rejected=2), endpoint, {**body, "n": 2})
+    details = answer["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 4}
