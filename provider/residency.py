@@ -24,6 +24,7 @@ from provider.loading import MAX_RESIDENT_MODELS, READ_TRIES, Loading, LoadRefus
 from provider.memory.floors import FloorTable, shipped_table
 from provider.memory.refusal import MemoryRefusal
 from provider.models.checkpoint import Checkpoint
+from provider.mtp.policy import Reason
 from provider.occupancy import Bounds, Occupancy
 from provider.protocol import ModelAd, MtpStatus, Stats
 from provider.runner import ProcessRunner, Runner
