@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from provider.models.bundled import BUNDLED_MODEL_DIR
 from tests.integration.client import MODEL, Api, Stream, counting
 from tests.integration.processes import Command, free_port, gone, health, run, running, until
 
@@ -200,6 +203,60 @@ def test_what_cannot_get_better_ends_the_provider_with_a_clear_error(
     assert "Traceback" not in done.stderr
     assert fleet.token not in done.stderr
     assert not (fleet.root / "refused" / "daemon-state.json").exists()
+
+
+def write_model(directory: Path, padding_bytes: int = 0) -> Path:
+    """The demo model under another name, which nobody has measured; and, with padding, of any size (a sparse file)."""
+    shutil.copytree(BUNDLED_MODEL_DIR, directory)
+    if padding_bytes:
+        (directory / "model.safetensors.index.json").unlink()
+        tensor = {"dtype": "U8", "shape": [padding_bytes], "data_offsets": [0, padding_bytes]}
+        header = json.dumps({"padding": tensor}).encode()
+        with (directory / "padding.safetensors").open("wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(8 + len(header) + padding_bytes)
+    return directory
+
+
+def test_an_operator_loads_and_unloads_models_of_a_provider(fleet: Fleet, tmp_path: Path) -> None:
+    config = tmp_path / ".config" / "darkbloom" / "provider.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'[provider]\nmemory_reserve_gb = 0.5\n[models]\npreload = ["{MODEL}"]\n')
+    others = [write_model(tmp_path / "second"), write_model(tmp_path / "huge", 2**40)]
+    models = [word for path in others for word in ("--model", str(path))]
+    admin = Api(fleet.url, fleet.create_token("admin"))
+
+    def order(what: str, model: str) -> tuple[int, dict[str, Any]]:
+        answer = admin.post(json.dumps({"model": model}).encode(), f"/v1/admin/providers/many/{what}")
+        return answer.status_code, answer.json()
+
+    def loaded() -> set[str]:
+        return {slot["model"] for slot in fleet.shown()["many"]["slots"]}
+
+    with running(fleet.root / "many.log", *fleet.arguments("many"), *models, HOME=str(tmp_path)):
+        fleet.until_alive("many")
+        until(lambda: loaded() == {MODEL}, what="the preloaded model")
+        cold = {model["id"]: model for model in fleet.shown()["many"]["models"]}
+        assert (cold["second"]["cold_load"], cold["second"]["routable"]) == ("admitted", True)
+        assert (cold["huge"]["cold_load"], cold["huge"]["reason"]) == ("refused", "memory_cap")
+        assert fleet.shown()["many"]["reserve"] == {"activation_reserve_bytes": 11 * 2**29, "source": "reported"}
+
+        status, told = order("load", "second")
+        assert (status, told["status"]) == (200, "loaded"), told
+        assert loaded() == {MODEL, "second"}
+        assert fleet.api.text({**counting(3, 8), "model": "second"}).startswith("3, 4")
+        status, told = order("load", "huge")
+        assert (status, told["error"]["code"]) == (507, "memory_cap")
+        assert told["error"]["required_bytes"] > 2**40 > told["error"]["free_bytes"]
+        assert loaded() == {MODEL, "second"}
+        assert order("load", "nobody's")[0] == 404
+
+        status, told = order("unload", "second")
+        assert (status, told["status"], loaded()) == (200, "unloaded", {MODEL})
+        assert fleet.api.text({**counting(3, 8), "model": "second"}).startswith("3, 4")
+        assert loaded() == {MODEL, "second"}
+        (last,) = [one for one in fleet.shown()["many"]["loads"] if one["model_id"] == "huge"]
+        assert last["status"] == "failed"
 
 
 def test_a_provider_in_the_background_is_seen_keeps_its_identity_and_stops_in_order(fleet: Fleet) -> None:
