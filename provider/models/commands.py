@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from provider.errors import ModelError
-from provider.memory.caps import GIB, minimum_serviceable_kv
-from provider.memory.floors import DEFAULT_FLOOR_BYTES
-from provider.memory.requirement import Charge, required_for_load
+from provider.memory.caps import GIB
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
+from provider.models.footprint import read_footprint
 from provider.models.hub_cache import cache_directory, cached_models
 from provider.models.inspection import Inspection, inspect_model
 from provider.models.resolve import ResolvedModel, find_model
@@ -22,8 +21,6 @@ from provider.mtp.head import ExternalHead, InlineHead
 from provider.mtp.policy import Off, is_killed
 from provider.mtp.probe import Probe, probe
 from provider.mtp.verdict import Verdict, judge
-
-DEFAULT_MAX_CONCURRENT = 8
 
 app = typer.Typer(help="What is on disk, and what a checkpoint is.", no_args_is_help=True)
 
@@ -65,28 +62,15 @@ def describe(model: ResolvedModel) -> dict[str, Any]:
     """Everything that can be said of it; null where a fault or a foreign family leaves something unknown."""
     place = {"id": model.id, "path": str(model.directory)}
     try:
-        return {**place, **_facts(inspect_model(model.directory))}
+        return {**place, **_facts(model.id, inspect_model(model.directory))}
     except ModelError as error:
         mtp = _mtp(model.directory, probe(model.directory))
         return {**place, "mtp": mtp, "supported": False, "reason": None, "problems": [str(error)]}
 
 
-def memory_required_bytes(found: Inspection) -> int | None:
-    """What loading it requires with the default activation reserve, eight rows and its whole context."""
-    size, kv, state, context = (
-        found.size_bytes,
-        found.kv_bytes_per_token,
-        found.state_bytes,
-        found.context_length,
-    )
-    if size is None or kv is None or state is None or context is None:
-        return None
-    minimum_kv = minimum_serviceable_kv(state + context * kv, DEFAULT_MAX_CONCURRENT)
-    return required_for_load(Charge(size), DEFAULT_FLOOR_BYTES, minimum_kv)
-
-
-def _facts(found: Inspection) -> dict[str, Any]:
-    layers = found.architecture
+def _facts(id: str, found: Inspection) -> dict[str, Any]:
+    layers, needs = found.architecture, read_footprint(id, found)
+    machine = None if needs is None else needs.machine
     return {
         "family": found.family,
         "model_type": found.config.get("model_type"),
@@ -95,7 +79,9 @@ def _facts(found: Inspection) -> dict[str, Any]:
         "dtype": found.dtype,
         "quantization": found.quantization,
         "size_bytes": found.size_bytes,
-        "memory_required_bytes": memory_required_bytes(found),
+        "memory_required_bytes": None if needs is None else needs.required_bytes,
+        "smallest_machine_gb": None if machine is None else machine.size_gib,
+        "tight": None if machine is None else machine.tight,
         "kv_bytes_per_token": found.kv_bytes_per_token,
         "state_bytes": found.state_bytes,
         "full_attention_layers": None if layers is None else layers.full_layers,
@@ -156,7 +142,7 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
     table.columns[1].overflow = "fold"
     for name, value in facts.items():
         if name not in ("problems", "reason"):
-            table.add_row(name.removesuffix("_bytes").replace("_", " "), _shown(name, value))
+            table.add_row(name.removesuffix("_bytes").removesuffix("_gb").replace("_", " "), _shown(name, value))
     console = Console()
     console.print(table)
     for said in (facts["reason"], *facts["problems"]):
@@ -173,6 +159,8 @@ def _shown(name: str, value: Any) -> str:
             return "yes" if value else "no"
         case int() if name.endswith(("_bytes", "_per_token")):
             return readable_bytes(value)
+        case int() if name.endswith("_gb"):
+            return f"{value} GiB"
         case dict():
             return _shown_mtp(value)
         case list():

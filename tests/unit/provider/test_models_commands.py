@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from provider.hardware import read_hardware
+from provider.local_floors import LocalFloor, device_key, install
+from provider.memory.floors import DEFAULT_FLOOR_BYTES, shipped_table
+from provider.memory.requirement import padded_weights
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
+from provider.models.checkpoint import read_checkpoint
 from provider.models.commands import app, readable_bytes
-from tests.fixtures.checkpoints import qwen_config, write_model, write_sharded_model
+from tests.fixtures.checkpoints import SHAPES, qwen_config, write_model, write_safetensors, write_sharded_model
 
 
 @pytest.fixture
@@ -56,7 +61,49 @@ def test_inspecting_the_bundled_model_answers_every_question(cache: Path) -> Non
     }
     assert (facts["kv_bytes_per_token"], facts["state_bytes"]) == (512, 107520)
     minimum_kv = 8 * (107520 + 4096 * 512)
-    assert facts["memory_required_bytes"] == facts["size_bytes"] * 6 // 5 + 11 * 2**29 + minimum_kv
+    floor = shipped_table()[BUNDLED_MODEL_ID]
+    assert facts["memory_required_bytes"] == padded_weights(facts["size_bytes"]) + floor + minimum_kv
+    assert (facts["smallest_machine_gb"], facts["tight"]) == (8, False)
+
+
+def needs(cache: Path, model: Path, **env: str | None) -> tuple[int, int, bool]:
+    """Floor, smallest machine, tight."""
+    _, facts = inspect(cache, str(model), **env)
+    minimum_kv = 8 * (facts["state_bytes"] + facts["context_length"] * facts["kv_bytes_per_token"])
+    floor = facts["memory_required_bytes"] - padded_weights(facts["size_bytes"]) - minimum_kv
+    return floor, facts["smallest_machine_gb"], facts["tight"]
+
+
+def test_a_model_that_nobody_measured_has_the_default_floor(cache: Path, tmp_path: Path) -> None:
+    assert needs(cache, write_model(tmp_path / "model")) == (DEFAULT_FLOOR_BYTES, 16, False)
+
+
+def test_a_floor_measured_on_this_machine_counts_for_what_cannot_see(cache: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    checkpoint = read_checkpoint(model)
+    entry = LocalFloor(
+        model="model",
+        weight_digest=checkpoint.digest(),
+        size_bytes=checkpoint.size_bytes,
+        device=device_key(read_hardware()),
+        floor_bytes=2**20,
+        activation_bytes=1,
+        measured_on="2026-11-29",
+    )
+    install(tmp_path / "data", entry)
+
+    assert needs(cache, model, DARKBLOOM_DATA_DIR=str(tmp_path / "data")) == (2**20, 8, False)
+    assert needs(cache, model, DARKBLOOM_DATA_DIR=str(tmp_path / "none")) == (DEFAULT_FLOOR_BYTES, 16, False)
+    raised = {"DARKBLOOM_DATA_DIR": str(tmp_path / "data"), "DARKBLOOM_ACTIVATION_RESERVE_GB": "13.9"}
+    assert needs(cache, model, **raised)[1:] == (18, True)
+
+
+def test_a_model_that_sees_images_has_the_default_floor_whatever_its_id(cache: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "gpt-oss-20b", {**qwen_config(), "vision_config": {}})
+    assert needs(cache, model)[0] == shipped_table()["gpt-oss-20b"]
+
+    write_safetensors(model / "model.safetensors", {**SHAPES, "vision_tower.patch": ("BF16", [4])})
+    assert needs(cache, model)[0] == DEFAULT_FLOOR_BYTES
 
 
 def test_a_broken_model_is_described_as_far_as_it_goes_and_fails(cache: Path, tmp_path: Path) -> None:
