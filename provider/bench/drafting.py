@@ -11,16 +11,17 @@ from provider.bench.client import BenchError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
     """`rounds`: rows verified with at least one draft. `drafted` and `accepted`: by depth, from the first draft behind
-    a token on. Times are of all rounds together."""
+    a token on. Seconds are of the steps that drafted, all together; `parked_s` of those decided to go without."""
 
     active: bool
     reason: str | None
     rounds: int = 0
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    bookkeeping_ms: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    bookkeeping_s: float = 0.0
+    parked_s: float = 0.0
 
     def plus(self, other: "Drafting", sign: int = 1) -> "Drafting":
         return Drafting(
@@ -29,9 +30,10 @@ class Drafting:
             rounds=self.rounds + sign * other.rounds,
             drafted=_added(self.drafted, other.drafted, sign),
             accepted=_added(self.accepted, other.accepted, sign),
-            draft_ms=self.draft_ms + sign * other.draft_ms,
-            verify_ms=self.verify_ms + sign * other.verify_ms,
-            bookkeeping_ms=self.bookkeeping_ms + sign * other.bookkeeping_ms,
+            draft_s=self.draft_s + sign * other.draft_s,
+            verify_s=self.verify_s + sign * other.verify_s,
+            bookkeeping_s=self.bookkeeping_s + sign * other.bookkeeping_s,
+            parked_s=self.parked_s + sign * other.parked_s,
         )
 
     def since(self, earlier: "Drafting") -> "Drafting":
@@ -49,15 +51,19 @@ def read_drafting(props: Mapping[str, Any], model: str) -> Drafting:
     """Raises BenchError when the answer of /props does not say it of that model."""
     try:
         said = next(one["mtp"] for one in props["models"] if one["id"] == model)
+        counts = said["drafted"]
+        if counts is None:
+            return Drafting(active=said["active"], reason=said["reason"])
         return Drafting(
             active=said["active"],
             reason=said["reason"],
-            rounds=said["rounds"],
-            drafted=tuple(said["drafted"]),
-            accepted=tuple(said["accepted"]),
-            draft_ms=said["draft_ms"],
-            verify_ms=said["verify_ms"],
-            bookkeeping_ms=said["bookkeeping_ms"],
+            rounds=counts["rounds"],
+            drafted=tuple(counts["drafted"]),
+            accepted=tuple(counts["accepted"]),
+            draft_s=counts["draft_s"],
+            verify_s=counts["verify_s"],
+            bookkeeping_s=counts["bookkeeping_s"],
+            parked_s=counts["parked_s"],
         )
     except (LookupError, StopIteration, TypeError) as error:
         raise BenchError(f"/props does not say what {model} has drafted ({error!r})") from error

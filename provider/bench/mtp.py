@@ -101,7 +101,7 @@ def mtp(
 
 def measure_round(plan: Plan, number: int, tell: Callable[[str], None]) -> list[Measured]:
     """Both servers in turn. Raises BenchError when one cannot be started or asked, or the model does not draft."""
-    sides = (Side.PLAIN, Side.DRAFTING) if number % 2 == 0 else (Side.DRAFTING, Side.PLAIN)
+    sides = (Side.DRAFTING, Side.PLAIN) if number % 2 == 0 else (Side.PLAIN, Side.DRAFTING)
     found = []
     for side in sides:
         tell(f"round {number + 1} of {plan.rounds}: {side}")
@@ -156,8 +156,10 @@ def as_object(model: str, plan: Plan, gains: Sequence[Gain]) -> dict[str, Any]:
 
 
 def print_gains(model: str, gains: Sequence[Gain]) -> None:
-    heads = ("streams", "plain", "drafting", "ratio", "of the rounds", "acceptance by depth", "draft", "verify", "rest")
-    table = Table(*heads, title=f"{model}: tokens/s, and ms of a round", box=None, pad_edge=False, title_justify="left")
+    heads = ("streams", "plain", "drafting", "ratio", "rounds", "accepted", "draft", "verify", "rest")
+    table = Table(
+        *heads, title=f"{model}: tokens/s; ms of a row with drafts", box=None, pad_edge=False, title_justify="left"
+    )
     for one in gains:
         table.add_row(
             str(one.streams),

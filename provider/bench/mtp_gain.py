@@ -34,7 +34,7 @@ class Measured:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """At one number of streams. Rates and ratio are medians over the rounds. Counts are by depth, and of all rounds
-    together; so are the times, divided by the drafting rounds they are of (None without any)."""
+    together; so are the times: `_ms` for each row verified with drafts (None without any), `parked_s` in all."""
 
     streams: int
     plain_tokens_per_s: float
@@ -47,6 +47,7 @@ class Gain:
     draft_ms: float | None
     verify_ms: float | None
     bookkeeping_ms: float | None
+    parked_s: float
 
 
 def gains_of(measured: Sequence[Measured]) -> list[Gain]:
@@ -61,8 +62,8 @@ def _gain(streams: int, measured: Sequence[Measured]) -> Gain:
     ratios = tuple(mine.tokens_per_s / other.tokens_per_s for mine, other in zip(drafting, plain, strict=True))
     drafted = reduce(Drafting.plus, (one.drafting for one in drafting))
 
-    def each(milliseconds: float) -> float | None:
-        return milliseconds / drafted.rounds if drafted.rounds else None
+    def each_ms(seconds: float) -> float | None:
+        return 1000 * seconds / drafted.rounds if drafted.rounds else None
 
     return Gain(
         streams=streams,
@@ -73,7 +74,8 @@ def _gain(streams: int, measured: Sequence[Measured]) -> Gain:
         drafted=drafted.drafted,
         accepted=drafted.accepted,
         acceptance=drafted.acceptance,
-        draft_ms=each(drafted.draft_ms),
-        verify_ms=each(drafted.verify_ms),
-        bookkeeping_ms=each(drafted.bookkeeping_ms),
+        draft_ms=each_ms(drafted.draft_s),
+        verify_ms=each_ms(drafted.verify_s),
+        bookkeeping_ms=each_ms(drafted.bookkeeping_s),
+        parked_s=drafted.parked_s,
     )

@@ -9,28 +9,29 @@ from provider.bench.drafting import Drafting, read_drafting
 from provider.bench.mtp_gain import Measured, Side, gains_of
 
 NOTHING = Drafting(active=False, reason="kill_switch_disabled")
-SAID: dict[str, Any] = {
-    "active": True,
-    "reason": None,
+COUNTS: dict[str, Any] = {
     "rounds": 10,
     "drafted": [10, 4],
     "accepted": [9, 2],
-    "draft_ms": 20.0,
-    "verify_ms": 80.0,
-    "bookkeeping_ms": 5.0,
+    "draft_s": 0.02,
+    "verify_s": 0.08,
+    "bookkeeping_s": 0.005,
+    "parked_s": 0.25,
 }
+SAID: dict[str, Any] = {"active": True, "reason": None, "drafted": COUNTS}
 
 
-def drafted(*counts: int, accepted: tuple[int, ...], ms: float = 0.0) -> Drafting:
+def drafted(*counts: int, accepted: tuple[int, ...], seconds: float = 0.0) -> Drafting:
     return Drafting(
         active=True,
         reason=None,
         rounds=counts[0],
         drafted=counts,
         accepted=accepted,
-        draft_ms=ms,
-        verify_ms=2 * ms,
-        bookkeeping_ms=3 * ms,
+        draft_s=seconds,
+        verify_s=2 * seconds,
+        bookkeeping_s=3 * seconds,
+        parked_s=4 * seconds,
     )
 
 
@@ -39,7 +40,13 @@ def test_what_a_server_says_is_read_of_the_model_that_was_asked_for() -> None:
     found = read_drafting(props, "m")
 
     assert (found.active, found.rounds, found.drafted, found.accepted) == (True, 10, (10, 4), (9, 2))
-    assert (found.draft_ms, found.verify_ms, found.bookkeeping_ms) == (20.0, 80.0, 5.0)
+    assert (found.draft_s, found.verify_s, found.bookkeeping_s, found.parked_s) == (0.02, 0.08, 0.005, 0.25)
+
+
+def test_a_server_that_does_not_draft_says_why() -> None:
+    said = {"active": False, "reason": "kill_switch_disabled", "drafted": None}
+
+    assert read_drafting({"models": [{"id": "m", "mtp": said}]}, "m") == NOTHING
 
 
 @pytest.mark.parametrize("props", [{}, {"models": []}, {"models": [{"id": "m"}]}, {"models": [{"id": "m", "mtp": {}}]}])
@@ -49,11 +56,11 @@ def test_a_server_that_says_nothing_of_it_cannot_be_measured(props: dict[str, An
 
 
 def test_what_came_after_a_moment_is_the_difference() -> None:
-    before, after = drafted(10, accepted=(9,), ms=5.0), drafted(30, 4, accepted=(26, 1), ms=8.0)
+    before, after = drafted(10, accepted=(9,), seconds=5.0), drafted(30, 4, accepted=(26, 1), seconds=8.0)
     since = after.since(before)
 
     assert (since.rounds, since.drafted, since.accepted) == (20, (20, 4), (17, 1))
-    assert (since.draft_ms, since.verify_ms, since.bookkeeping_ms) == (3.0, 6.0, 9.0)
+    assert (since.draft_s, since.verify_s, since.bookkeeping_s, since.parked_s) == (3.0, 6.0, 9.0, 12.0)
     assert since.acceptance == (17 / 20, 1 / 4)
 
 
@@ -70,7 +77,7 @@ def test_ratios_are_of_one_round_and_the_median_is_reported() -> None:
         for plain, drafting in rounds
         for one in (
             Measured(Side.PLAIN, 1, plain, NOTHING),
-            Measured(Side.DRAFTING, 1, drafting, drafted(50, 10, accepted=(40, 5), ms=100.0)),
+            Measured(Side.DRAFTING, 1, drafting, drafted(50, 10, accepted=(40, 5), seconds=0.5)),
         )
     ]
     (gain,) = gains_of(measured)
@@ -79,7 +86,8 @@ def test_ratios_are_of_one_round_and_the_median_is_reported() -> None:
     assert gain.ratio == pytest.approx(1.2)
     assert (gain.plain_tokens_per_s, gain.drafting_tokens_per_s) == (100.0, 110.0)
     assert (gain.drafted, gain.accepted, gain.acceptance) == ((150, 30), (120, 15), (0.8, 0.5))
-    assert (gain.draft_ms, gain.verify_ms, gain.bookkeeping_ms) == (2.0, 4.0, 6.0)
+    assert (gain.draft_ms, gain.verify_ms, gain.bookkeeping_ms) == (10.0, 20.0, 30.0)
+    assert gain.parked_s == 6.0
 
 
 def test_each_number_of_streams_has_its_own_figures_in_order() -> None:
