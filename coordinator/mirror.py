@@ -69,10 +69,10 @@ def reserve(view: ProviderView, tables: MemoryTables, asked: Iterable[str] = ())
     asked = frozenset(asked)
     if told is None:
         charged = serving_set(view.models, view.slots, (), asked)
-        return Reserve(reserve_of_release(view.version, charged, tables.floors), reported=False)
+        return Reserve(_reserve_of_release(view, charged, tables), reported=False)
     if asked <= served:
         return Reserve(told, reported=True)
-    return Reserve(max(told, reserve_of_release(view.version, asked, tables.floors)), reported=True)
+    return Reserve(max(told, _reserve_of_release(view, asked, tables)), reported=True)
 
 
 def plan(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> Plan:
@@ -170,9 +170,15 @@ def _estimated_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> 
         return None
     told = None if view.memory is None else _bytes(view.memory.effective_cap_bytes)
     cap = max(int(CAP_FRACTION * total), told or 0)
-    alone = reserve_of_release(view.version, [ad.id], tables.floors)
+    alone = _reserve_of_release(view, [ad.id], tables)
     floor = min(alone, reserve(view, tables).activation_reserve_bytes)
     return post_load_tokens(cap, _resident_weights(view.version, ad, tables), floor, ad.kv_bytes_per_token)
+
+
+def _reserve_of_release(view: ProviderView, ids: Iterable[str], tables: MemoryTables) -> int:
+    """A model that sees images has no measured floor: what its tower takes rides the reserve."""
+    seeing = {ad.id for ad in view.models.values() if ad.vision}
+    return reserve_of_release(view.version, ids, {id: one for id, one in tables.floors.items() if id not in seeing})
 
 
 def _resident_weights(version: str, ad: ModelAd, tables: MemoryTables) -> int:
@@ -180,7 +186,7 @@ def _resident_weights(version: str, ad: ModelAd, tables: MemoryTables) -> int:
     measured = tables.residency.get(ad.id)
     release = release_of(version)
     since = None if measured is None else release_of(measured.since)
-    if measured is None or release is None or since is None or release < since:
+    if measured is None or release is None or since is None or release < since or ad.vision:
         return ad.size_bytes
     return measured.resident_bytes
 

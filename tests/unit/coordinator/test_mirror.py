@@ -89,6 +89,16 @@ def test_an_unreported_reserve_is_that_of_the_release(version: str, models: tupl
     assert mirror.reserve(machine(24, *models, version=version), TABLES) == Reserve(int(gib * GIB), reported=False)
 
 
+def test_a_model_that_sees_images_has_no_measured_floor_and_no_measured_weights() -> None:
+    facts = {"size_bytes": 12_100_000_000, "kv_bytes_per_token": 400_000}
+    seeing, blind = advert(OSS, vision=True, **facts), advert(OSS, **facts)
+    seen = replace(machine(24), models={OSS: seeing})
+    assert mirror.reserve(seen, TABLES) == Reserve(11 * GIB // 2, reported=False)
+    cap = int(0.9 * 24 * GIB)
+    assert mirror.token_budget(seen, seeing, TABLES) == (cap - 12_100_000_000 - 11 * GIB // 2) // 400_000
+    assert mirror.token_budget(machine(24, OSS), blind, TABLES) == 17_716
+
+
 def test_what_is_loaded_counts_as_what_is_advertised() -> None:
     seen = replace(machine(24, OSS), slots={"unmeasured": slot("unmeasured")})
     assert mirror.reserve(seen, TABLES).activation_reserve_bytes == 11 * GIB // 2
