@@ -85,25 +85,16 @@ class ProviderView:
     loads: Mapping[str, Noted] = field(default_factory=dict)
     prefetches: Mapping[str, Noted] = field(default_factory=dict)
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
-    """By model. They outlive a connection: a provider that dials again is the same machine."""
+    """By model, as are `loads` and `prefetches`."""
 
 
-def registered(
-    message: Register, generation: int, now_s: float, cooldowns: Mapping[str, Cooldown] | None = None
-) -> ProviderView:
-    """A fresh view: what an earlier connection of the provider reported does not carry over, `cooldowns` do."""
-    return ProviderView(
-        provider_id=message.provider_id,
-        name=message.name,
-        version=message.version,
-        backend=message.backend,
-        hardware=message.hardware,
-        models={model.id: model for model in message.models},
-        generation=generation,
-        connected=True,
-        heard_s=now_s,
-        cooldowns=cooldowns or {},
-    )
+def registered(message: Register, generation: int, now_s: float, former: ProviderView | None = None) -> ProviderView:
+    """A fresh view: what the provider was on an earlier connection does not carry over. What has become of its loads
+    does, and from what it is cooling down: it is the same machine."""
+    fresh = _fresh(message, generation, now_s)
+    if former is None:
+        return fresh
+    return replace(fresh, loads=former.loads, prefetches=former.prefetches, cooldowns=former.cooldowns)
 
 
 def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
@@ -178,6 +169,20 @@ def presence(view: ProviderView, now_s: float, timings: Timings) -> Presence:
 def forgotten(view: ProviderView, now_s: float, timings: Timings) -> bool:
     """A lost provider stays listed for a while."""
     return now_s - view.heard_s >= timings.lost_after_s + timings.listed_after_loss_s
+
+
+def _fresh(message: Register, generation: int, now_s: float) -> ProviderView:
+    return ProviderView(
+        provider_id=message.provider_id,
+        name=message.name,
+        version=message.version,
+        backend=message.backend,
+        hardware=message.hardware,
+        models={model.id: model for model in message.models},
+        generation=generation,
+        connected=True,
+        heard_s=now_s,
+    )
 
 
 def _noted(notes: Mapping[str, Noted], message: Progress, now_s: float) -> dict[str, Noted]:

@@ -185,8 +185,7 @@ class Hub:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
         self._connections[message.provider_id] = connection
         former = self._views.get(message.provider_id)
-        cooldowns = {} if former is None else former.cooldowns
-        self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock(), cooldowns)
+        self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock(), former)
         self._seen(message)
         link.send(self._welcome(connection, message))
         if self._desired is not None:

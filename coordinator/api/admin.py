@@ -17,7 +17,7 @@ from coordinator.api.fleet import provider_named
 from coordinator.orders import Awaited, End, Order, Outcome, failure_code, lacked_memory
 from coordinator.services import Services
 from coordinator.store.records import Token, TokenKind
-from provider.api.wire import Failure, model_not_found, unavailable
+from provider.api.wire import Failure, memory_refused, model_not_found, unavailable
 from provider.protocol import DesiredModel, DesiredModels, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
 
 router = APIRouter()
@@ -175,7 +175,7 @@ def _failed(status: LoadModelStatus) -> Failure:
     message = f"{status.model_id!r}: {status.reason or 'the provider gives no reason'}"
     if lacked_memory(status):
         detail = {"required_bytes": status.required_bytes, "free_bytes": status.free_bytes}
-        return Failure(507, "service_unavailable", "memory_cap", message, "model", retry_after_s=5, detail=detail)
+        return memory_refused(message, detail, explicit=True)
     match failure_code(status):
         case "model_not_found":
             return Failure(404, "invalid_request_error", "model_not_found", message, "model")

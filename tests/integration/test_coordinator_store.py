@@ -6,9 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, inspect
 
 from coordinator.config import Timings
 from coordinator.errors import BadConfiguration, StoreDown
@@ -17,7 +19,7 @@ from coordinator.keys import hashed, new_secret
 from coordinator.recorder import Recorder
 from coordinator.store.postgres import Store, driver_url
 from coordinator.store.records import JobOutcome, MemoryTables, Sighting, TokenKind, Touch, Usage
-from coordinator.store.schema import migrate
+from coordinator.store.schema import migrate, migrations
 from coordinator.store.tables import Base
 from provider.memory.floors import SHIPPED_FLOORS, SHIPPED_RESIDENCY_BYTES
 from provider.protocol import DesiredModel, DesiredModels
@@ -53,6 +55,21 @@ def test_the_models_are_what_the_migrations_make(postgres: str) -> None:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
     engine.dispose()
+
+
+def test_every_migration_can_be_taken_back(postgres: str) -> None:
+    database = new_database(postgres)
+    migrate(database)
+    config = Config()
+    config.set_main_option("script_location", str(migrations()))
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    engine.dispose()
+    migrate(database)
+    assert rows(database, "select count(*) from floors") == [(len(SHIPPED_FLOORS),)]
 
 
 def test_coordinators_that_start_together_migrate_once(postgres: str) -> None:

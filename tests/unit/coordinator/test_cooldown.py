@@ -85,7 +85,7 @@ def test_an_accept_ends_it_for_that_model_alone() -> None:
 def test_it_outlives_a_connection() -> None:
     seen = cooling(slot())
     gone = fleet.disconnected(seen, 1.0)
-    again = fleet.registered(register(), 2, 2.0, gone.cooldowns)
+    again = fleet.registered(register(), 2, 2.0, gone)
     assert again.cooldowns == seen.cooldowns
     beaten = mirror.eased(fleet.beaten(again, beat(1, slots=(slot(),)), 3.0))
     assert beaten.cooldowns == seen.cooldowns

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from coordinator import fleet
 from coordinator.config import Timings
 from coordinator.fleet import Hold, Presence, ProviderView
-from provider.protocol import ModelsUpdate
+from provider.protocol import LoadModelStatus, ModelsUpdate, PrefetchStatus
 from tests.unit.coordinator.views import MODEL, advert, beat, register, slot, view
 
 TIMINGS = Timings()
@@ -53,6 +53,25 @@ def test_capacity_numbers_restart_with_each_connection() -> None:
     assert again.capacity_seq is None
     assert fleet.beaten(again, beat(1, "draining"), 3).draining
     assert seen.generation < again.generation
+
+
+def test_the_last_words_on_a_load_and_on_a_prefetch_are_kept_apart_and_outlive_a_connection() -> None:
+    seen = fleet.told(view(), LoadModelStatus(model_id=MODEL, status="started"), 1)
+    seen = fleet.told(seen, LoadModelStatus(model_id=MODEL, status="failed", reason="memory_cap: no"), 2)
+    seen = fleet.told(seen, PrefetchStatus(model_id=MODEL, status="verified"), 3)
+    again = fleet.registered(register(), 2, 4, fleet.disconnected(seen, 4))
+    assert [(note.message.status, note.at_s) for note in again.loads.values()] == [("failed", 2)]
+    assert [(note.message.status, note.at_s) for note in again.prefetches.values()] == [("verified", 3)]
+    assert (again.slots, again.memory) == ({}, None)
+
+
+def test_a_provider_cannot_fill_the_view_with_words() -> None:
+    seen = view()
+    for number in range(fleet.NOTED_MODELS + 10):
+        seen = fleet.told(seen, LoadModelStatus(model_id=f"m{number}", status="started"), number)
+    assert len(seen.loads) == fleet.NOTED_MODELS
+    assert "m0" not in seen.loads
+    assert f"m{fleet.NOTED_MODELS + 9}" in seen.loads
 
 
 def test_a_models_update_replaces_the_whole_list() -> None:
