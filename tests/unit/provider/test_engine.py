@@ -1,8 +1,10 @@
 """The engine over the tensor-free backend: text, ends, failures, cancels, and independence of neighbours."""
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,11 +13,12 @@ from provider.backends.base import BackendFacts, Row, Run
 from provider.backends.sim import SimBackend
 from provider.engine import Engine
 from provider.generation import Delta, Event, Failed, Finished, GenerationRequest, Notice, Sampling
+from provider.mtp.controller import Depth, FixedDepth
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 from tests.soak import examples
 
-FACTS = BackendFacts("sim", 64, 512, 1000, 2, 10, 16)
+FACTS = BackendFacts("sim", 64, 512, 1000, 2, 10, 16, max_drafts=7)
 
 
 def letters(ids: Sequence[int], skip_special: bool) -> str:
@@ -26,10 +29,12 @@ def letters(ids: Sequence[int], skip_special: bool) -> str:
 class Engines:
     """An engine and what its requests have got so far."""
 
-    def __init__(self, backend: SimBackend | None = None, tokens: int = 10_000, **limits: Any) -> None:
+    def __init__(
+        self, backend: SimBackend | None = None, tokens: int = 10_000, depth: Depth | None = None, **limits: Any
+    ) -> None:
         told = {"max_concurrent": 8, "n_ctx": 512, **limits}
         self.backend = backend or SimBackend(FACTS)
-        self.engine = Engine(Scheduler(Limits(**told), Pool(tokens)), self.backend, letters)
+        self.engine = Engine(Scheduler(Limits(**told), Pool(tokens)), self.backend, letters, depth)
         self.events: dict[str, list[Event]] = {}
 
     def submit(self, id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
@@ -60,8 +65,8 @@ class Engines:
         return self.events[id][-1]
 
 
-def alone(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> Engines:
-    engines = Engines()
+def alone(prompt: Sequence[int] = (1, 2, 3), drafts: int = 0, acceptance: float = 0.7, **fields: Any) -> Engines:
+    engines = Engines(SimBackend(FACTS, acceptance=acceptance), depth=FixedDepth(drafts))
     engines.submit("a", prompt, **fields)
     return engines.run()
 
@@ -120,6 +125,98 @@ def test_a_chat_that_outgrows_its_context_ends_with_a_typed_error_after_its_text
 
 def test_a_chat_without_max_tokens_ends_with_length_where_the_context_ends() -> None:
     assert alone([1] * 500, max_tokens=None).end("a") == Finished("a", "length", 500, 12)
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "length": {"max_tokens": 10},
+    "one token": {"max_tokens": 1},
+    "a stop token": {"max_tokens": 30, "stop_at": 4},
+    "a stop string": {"max_tokens": 30, "stop": (5, 7)},
+    "a stop string of one token": {"max_tokens": 30, "stop": (6, 7)},
+    "both, the token first": {"max_tokens": 30, "stop_at": 5, "stop": (6, 8)},
+    "both, the string first": {"max_tokens": 30, "stop_at": 8, "stop": (4, 6)},
+    "the context": {"max_tokens": None, "prompt": [1] * 500},
+    "outgrowing the context": {"max_tokens": 30, "prompt": [1] * 500},
+}
+"""`stop_at` and `stop`: places in the answer, whose token and whose text become stops."""
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_inside_a_run_of_drafts_gives_what_it_gives_without(end: str, acceptance: float, drafts: int) -> None:
+    told = dict(ENDS[end])
+    whole = alone(told.get("prompt", (1, 2, 3)), max_tokens=12)
+    if "stop_at" in told:
+        told["stop_token_ids"] = [whole.tokens("a")[told.pop("stop_at")]]
+    if "stop" in told:
+        told["stop"] = [whole.text("a")[slice(*told["stop"])]]
+    plain, drafted = alone(**told), alone(drafts=drafts, acceptance=acceptance, **told)
+    assert (drafted.text("a"), drafted.tokens("a")) == (plain.text("a"), plain.tokens("a"))
+    ended, expected = drafted.end("a"), plain.end("a")
+    if not isinstance(ended, Finished):
+        assert ended == expected
+        return
+    assert msgspec.structs.replace(ended, accepted=0, rejected=0) == expected
+    assert ended.accepted <= ended.completion_tokens
+    if acceptance == 0.0:
+        assert ended.accepted == 0
+
+
+def test_drafts_behind_a_stop_count_as_rejected() -> None:
+    fourth = alone().tokens("a")[3]
+    assert alone().tokens("a").index(fourth) == 3
+    engines = alone(drafts=7, acceptance=1.0, stop_token_ids=[fourth], max_tokens=30)
+    assert engines.end("a") == Finished("a", "stop", 3, 4, accepted=3, rejected=4)
+    tally = engines.engine.tally
+    assert (tally.rounds, tally.drafted, tally.accepted) == (1, [1] * 7, [1] * 7)
+
+
+def test_accepted_drafts_make_an_answer_take_fewer_steps() -> None:
+    plain, drafted = Engines(), Engines(SimBackend(FACTS, acceptance=1.0), depth=FixedDepth(3))
+    steps = []
+    for engines in (plain, drafted):
+        engines.submit("a", max_tokens=41)
+        steps.append(0)
+        while engines.engine.busy:
+            engines.step()
+            steps[-1] += 1
+    assert drafted.tokens("a") == plain.tokens("a")
+    assert steps == [41, 11]
+
+
+class Measured:
+    """Implements Depth: wants one draft, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[int, int, int, float]] = []
+        self.entered = 0
+
+    def depth(self, width: int) -> int:
+        return 1
+
+    def joined(self) -> None:
+        self.entered += 1
+
+    def note(self, width: int, depth: int, tokens: int, seconds: float) -> None:
+        self.notes.append((width, depth, tokens, seconds))
+
+
+def test_only_steps_that_follow_a_step_of_pure_decoding_are_measured() -> None:
+    ticks, depth = count(), Measured()
+    backend = SimBackend(FACTS, acceptance=1.0)
+    scheduler = Scheduler(Limits(8, 512), Pool(10_000))
+    engine = Engine(scheduler, backend, letters, depth, now=lambda: float(next(ticks)))
+    for id in "ab":
+        engine.submit(GenerationRequest(request_id=id, prompt=[1, 2], max_tokens=12, sampling=Sampling(temperature=0)))
+    for _ in range(4):
+        engine.step(lambda events: None)
+    assert depth.notes == [(2, 1, 4, 1.0)] * 2  # not the prefill, and not the first step behind it
+    engine.submit(GenerationRequest(request_id="c", prompt=[3], max_tokens=9, sampling=Sampling(temperature=0)))
+    for _ in range(3):
+        engine.step(lambda events: None)
+    assert depth.notes[2:] == [(3, 1, 4, 1.0)]  # a and b had one token left to draw
+    assert depth.entered == 2
 
 
 class Failing(SimBackend):
@@ -218,11 +315,13 @@ CHAT = st.tuples(
     tokens=st.integers(170, 600),
     chunk=st.integers(16, 100),
     concurrent=st.integers(1, 8),
+    drafts=st.integers(0, 4),
 )
 def test_in_any_company_each_chat_gets_the_tokens_it_gets_alone(
-    chats: list[Any], tokens: int, chunk: int, concurrent: int
+    chats: list[Any], tokens: int, chunk: int, concurrent: int, drafts: int
 ) -> None:
-    engines = Engines(tokens=tokens, n_ctx=170, chunk_tokens=chunk, max_concurrent=concurrent)
+    depth = FixedDepth(drafts)
+    engines = Engines(tokens=tokens, depth=depth, n_ctx=170, chunk_tokens=chunk, max_concurrent=concurrent)
     step = 0
     while engines.engine.busy or step <= 60:
         for number, (prompt, length, temperature, joins, leaves) in enumerate(chats):

@@ -1,5 +1,7 @@
 """The scheduler as a state machine: random pools and schedules, and the rules of thumb as examples."""
 
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -11,12 +13,14 @@ from provider.scheduler.sequence import End, Plan, State
 from tests.soak import examples
 
 
-def run(scheduler: Scheduler, plan: Plan) -> list[str]:
-    """Carries a plan out as an engine does; returns who ended by count."""
+def run(scheduler: Scheduler, plan: Plan, accepted: int = 0) -> list[str]:
+    """Carries a plan out as an engine does, with up to `accepted` right drafts a row; returns who ended by count."""
     scheduler.commit_moves(plan)
     for chunk in plan.prefill:
         scheduler.commit_chunk(chunk)
-    scheduler.commit_decode(dict.fromkeys(plan.decode, 1))
+    scheduler.commit_decode(
+        {id: 1 + min(accepted, drafts) for id, drafts in zip(plan.decode, plan.drafts, strict=True)}
+    )
     drew = [chunk.id for chunk in plan.prefill if chunk.samples] + list(plan.decode)
     ended = [id for id in drew if scheduler.end_of(id)]
     for id in ended:
@@ -166,6 +170,66 @@ def test_bytes_bind_before_positions_when_state_is_large() -> None:
     assert scheduler.plan().enter == ("a", "b", "c")
 
 
+def drafting(pool: Pool, **limits: Any) -> Scheduler:
+    """Two sequences of 50 positions that decode."""
+    scheduler = Scheduler(Limits(**{"max_concurrent": 8, "n_ctx": 4096, **limits}), pool)
+    for id in "ab":
+        scheduler.add(id, 49, 40)
+    run(scheduler, scheduler.plan())
+    return scheduler
+
+
+def test_every_row_is_given_the_drafts_that_are_wanted_where_there_is_room() -> None:
+    assert drafting(Pool(10_000)).plan(2).drafts == (2, 2)
+    assert drafting(Pool(10_000)).plan().drafts == (0, 0)
+
+
+def test_a_row_is_given_no_more_drafts_than_it_could_emit() -> None:
+    scheduler = scheduler_of(n_ctx=64)
+    scheduler.add("short", 10, 3)
+    scheduler.add("last", 10, 2)
+    scheduler.add("deep", 61, None)
+    run(scheduler, scheduler.plan())
+    plan = scheduler.plan(4)
+    assert dict(zip(plan.decode, plan.drafts, strict=True)) == {"short": 1, "last": 0, "deep": 1}
+    assert sorted(run(scheduler, plan, accepted=4)) == ["deep", "last", "short"]
+
+
+def test_drafts_shrink_before_anyone_is_parked() -> None:
+    for room, drafts in ((106, (2, 2)), (105, (1, 1)), (104, (1, 1)), (103, (0, 0)), (102, (0, 0))):
+        plan = drafting(Pool(room)).plan(2)
+        assert (plan.drafts, plan.park) == (drafts, ())
+    scheduler = drafting(Pool(102))
+    run(scheduler, scheduler.plan(2))
+    assert scheduler.plan(2).park == ("b",)
+
+
+def test_drafts_shrink_before_anyone_is_kept_waiting() -> None:
+    scheduler = drafting(Pool(115))
+    assert scheduler.plan(2).drafts == (2, 2)
+    scheduler.add("c", 9, 5)
+    plan = scheduler.plan(2)
+    assert (plan.enter, plan.drafts) == (("c",), (1, 1))
+
+
+def test_captured_states_are_charged_to_the_bytes() -> None:
+    """Of two rows with one draft each, two; 64 positions of 2 bytes and a state of 100 each are there already."""
+    taken = 2 * (100 + 64 * 2)
+    for spare, drafts in ((199, (0, 0)), (200, (1, 1)), (399, (1, 1)), (400, (2, 2))):
+        pool = Pool(10_000, taken + spare, kv_bytes_per_token=2, state_bytes=100, block_tokens=64)
+        assert drafting(pool).plan(2).drafts == drafts
+
+
+def test_drafts_count_into_the_tokens_of_a_step() -> None:
+    scheduler = drafting(Pool(10_000))
+    scheduler.limits = replace(scheduler.limits, step_tokens=5)
+    assert scheduler.plan(2).drafts == (1, 1)
+    scheduler.limits = replace(scheduler.limits, step_tokens=64)
+    scheduler.add("c", 200, 5)
+    (chunk,) = scheduler.plan(3).prefill
+    assert chunk.count == 48  # 64 - 2 * 4, on the grid
+
+
 REQUEST = st.tuples(st.integers(1, 200), st.integers(1, 60) | st.none(), st.integers(-2, 2))
 ACTION = st.one_of(
     st.tuples(st.just("add"), REQUEST),
@@ -180,11 +244,21 @@ ACTION = st.one_of(
     max_bytes=st.none() | st.integers(700, 6000),
     chunk=st.integers(GRID_TOKENS, 128),
     concurrent=st.integers(1, 6),
+    drafts=st.integers(0, 7),
+    held=st.lists(st.integers(0, 7), min_size=1, max_size=9),
     actions=st.lists(ACTION, min_size=1, max_size=25),
 )
 def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
-    tokens: int, max_bytes: int | None, chunk: int, concurrent: int, actions: list[tuple[str, Any]]
+    tokens: int,
+    max_bytes: int | None,
+    chunk: int,
+    concurrent: int,
+    drafts: int,
+    held: list[int],
+    actions: list[tuple[str, Any]],
 ) -> None:
+    """`held`: how many drafts are right in one step after the other."""
+    accepted = cycle(held)
     pool = Pool(tokens, max_bytes, kv_bytes_per_token=2, state_bytes=100, block_tokens=16)
     scheduler = Scheduler(Limits(concurrent, 256, chunk_tokens=chunk), pool)
     added: list[str] = []
@@ -198,10 +272,10 @@ def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
             scheduler.remove(f"s{value}")
         else:
             for _ in range(value):
-                checked_step(scheduler)
+                checked_step(scheduler, drafts, next(accepted))
     steps = 0
     while scheduler.open:
-        checked_step(scheduler)
+        checked_step(scheduler, drafts, next(accepted))
         steps += 1
         assert steps < 50_000, "no end in sight"
     counts = scheduler.counts()
@@ -216,19 +290,43 @@ def snapshot(scheduler: Scheduler) -> list[Any]:
     return [[(one.id, one.state, one.computed, one.emitted, one.parks) for one in line] for line in lines]
 
 
-def checked_step(scheduler: Scheduler) -> None:
+def checked_step(scheduler: Scheduler, drafts: int, accepted: int) -> None:
     before = snapshot(scheduler)
-    plan = scheduler.plan()
+    plan = scheduler.plan(drafts)
     assert snapshot(scheduler) == before, "plan() changed something"
     if scheduler.open:
         assert plan, "work exists and nothing is planned"
     chunked = sum(one.count for one in plan.prefill)
     assert chunked <= scheduler.limits.chunk_tokens
+    assert chunked + len(plan.decode) + sum(plan.drafts) <= scheduler.limits.step_tokens
     for one in plan.prefill:
         assert one.completes or (one.start + one.count) % GRID_TOKENS == 0
-    run(scheduler, plan)
+    without = scheduler.plan()
+    assert (plan.park, plan.enter, plan.resume, plan.decode) == (
+        without.park, without.enter, without.resume, without.decode
+    ), "drafts changed who runs"  # fmt: skip
+    check_room(scheduler, plan)
+    run(scheduler, plan, accepted)
     residents = [one for one in scheduler.states() if one.state in (State.PREFILL, State.RUNNING)]
     assert len(residents) <= scheduler.limits.max_concurrent
     assert scheduler.pool.holds(one.positions for one in residents)
     counts = scheduler.counts()
     assert counts.waiting + counts.prefill + counts.running + counts.parked == scheduler.open
+
+
+def check_room(scheduler: Scheduler, plan: Plan) -> None:
+    """While the step runs, with its drafts and the states that are captured for them."""
+    given = dict(zip(plan.decode, plan.drafts, strict=True))
+    inside = [
+        one
+        for one in scheduler.states()
+        if one.id in (*plan.enter, *plan.resume)
+        or (one.state in (State.PREFILL, State.RUNNING) and one.id not in plan.park)
+    ]
+    captured = len(given) * max(given.values(), default=0)
+    if len(inside) > 1 or captured:
+        assert scheduler.pool.holds((one.positions + 1 + given.get(one.id, 0) for one in inside), captured)
+    for one in inside:
+        drafts = given.get(one.id, 0)
+        assert drafts == 0 or one.emitted + 1 + drafts <= one.max_tokens
+        assert one.positions + drafts < scheduler.n_ctx or drafts == 0
