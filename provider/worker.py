@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -53,6 +54,8 @@ from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 
 READ_BYTES = 2**16
+RESTS_AFTER_S = 30.0
+"""Without a request. Long enough that a conversation's pauses cost nothing."""
 _commands = msgspec.msgpack.Decoder(ToWorker)
 
 
@@ -223,7 +226,8 @@ def serve(sock: socket.socket) -> None:
 
 def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
     while True:
-        for command in _drain(inbox, wait=not engine.busy):
+        first = [] if engine.busy else [wait_for_work(engine, inbox)]
+        for command in chain(first, _drain(inbox)):
             if isinstance(command, Stop):
                 engine.backend.close()
                 return
@@ -234,13 +238,24 @@ def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
             run_step(engine, send)
 
 
-def _drain(inbox: "SimpleQueue[ToWorker]", wait: bool) -> Sequence[ToWorker]:
-    commands = [inbox.get()] if wait else []
+def wait_for_work(engine: Engine, inbox: "SimpleQueue[ToWorker]", rests_after_s: float = RESTS_AFTER_S) -> ToWorker:
+    """The next command; when it is long in coming, the system gets meanwhile what was only kept ready."""
+    try:
+        return inbox.get(timeout=rests_after_s)
+    except Empty:
+        engine.backend.rest(True)
+    try:
+        return inbox.get()
+    finally:
+        engine.backend.rest(False)
+
+
+def _drain(inbox: "SimpleQueue[ToWorker]") -> Iterator[ToWorker]:
     while True:
         try:
-            commands.append(inbox.get_nowait())
+            yield inbox.get_nowait()
         except Empty:
-            return commands
+            return
 
 
 def _read(sock: socket.socket, inbox: "SimpleQueue[ToWorker]") -> None:

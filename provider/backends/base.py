@@ -111,4 +111,9 @@ class Backend(Protocol):
         """What the device's allocator should try not to pass; it is a hint, and admission is what keeps to it."""
         ...
 
+    def rest(self, resting: bool) -> None:
+        """Nothing has run for a while: what was only kept ready (wired pages, free buffers) is the system's. Or it runs
+        again."""
+        ...
+
     def close(self) -> None: ...

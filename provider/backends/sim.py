@@ -97,6 +97,9 @@ class SimBackend:
     def limit(self, size_bytes: int) -> None:
         """Allocates nothing."""
 
+    def rest(self, resting: bool) -> None:
+        """Keeps nothing ready."""
+
     def close(self) -> None:
         self._held.clear()
 

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Row, Run
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
+from provider.backends.mlx.device import wire, wired_limit
 from provider.backends.mlx.drafter import Drafter, Pairs
 from provider.backends.mlx.forward import Forward, Pass
 from provider.backends.mlx.generic import Generic
@@ -66,6 +67,7 @@ class MlxBackend:
         self._forward: Forward = Hybrid(self._model) if hybrid else Generic(self._model)
         self._samplers: dict[str, Sampler] = {}
         self._ahead: Launch | None = None
+        self._wired_bytes = 0
         self.draft_seconds = DraftSeconds()
         self._drafter = drafter
         self._sample = draw
@@ -168,6 +170,13 @@ class MlxBackend:
         """Beyond it MLX first frees its cache and then allocates all the same."""
         mx.set_memory_limit(size_bytes)
         mx.set_cache_limit(min(size_bytes, CACHE_LIMIT_BYTES))
+        self._wired_bytes = wired_limit(size_bytes)
+        wire(self._wired_bytes)
+
+    def rest(self, resting: bool) -> None:
+        if resting:
+            mx.clear_cache()
+        wire(0 if resting else self._wired_bytes)
 
     def close(self) -> None:
         for id in list(self._samplers):

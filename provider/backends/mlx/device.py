@@ -24,6 +24,18 @@ def reset_peak() -> None:
     mx.reset_peak_memory()
 
 
+def wired_limit(size_bytes: int) -> int:
+    """How much of it may be kept from being paged out: never more than the system recommends for its GPU (Metal)."""
+    recommended = _integer(mx.device_info(mx.default_device()).get("max_recommended_working_set_size"))
+    return size_bytes if recommended is None else min(size_bytes, recommended)
+
+
+def wire(size_bytes: int) -> None:
+    """MLX wires memory on Metal alone; elsewhere there is nothing to do."""
+    if mx.metal.is_available():
+        mx.set_wired_limit(size_bytes)
+
+
 def tiny_product() -> float:
     """The sum of a matrix product whose value is known: 8 x 8 x 8 ones."""
     ones = mx.ones((8, 8))
