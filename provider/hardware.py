@@ -6,7 +6,9 @@ A reading that fails is None, never 0: "unknown" and "nothing left" are differen
 import os
 import platform
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 from provider.readings import integer, read_text, run
@@ -18,6 +20,7 @@ __all__ = [
     "MemoryReader",
     "Pressure",
     "SystemMemory",
+    "memory_in_use",
     "memory_kind",
     "read_available_bytes",
     "read_hardware",
@@ -27,6 +30,7 @@ __all__ = [
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 UNIFIED_NVIDIA = ("GB10",)
 """NVIDIA chips whose GPU shares the memory of the machine."""
+CUDA_BUILD = "mlx-cuda"
 MAC_CHIP, MAC_CORES = "machdep.cpu.brand_string", "hw.ncpu"
 
 
@@ -77,6 +81,18 @@ def memory_kind(system: str, machine: str, gpu: str | None) -> MemoryKind:
     if gpu is None:
         return "host"
     return "unified" if any(name in gpu for name in UNIFIED_NVIDIA) else "discrete"
+
+
+def memory_in_use(kind: MemoryKind, packages: Iterable[str] | None = None) -> MemoryKind:
+    """Whose memory models occupy with the MLX that is installed: its CPU build leaves a discrete GPU alone."""
+    if kind != "discrete":
+        return kind
+    names = _installed_packages() if packages is None else packages
+    return "discrete" if any(name.startswith(CUDA_BUILD) for name in names) else "host"
+
+
+def _installed_packages() -> Iterator[str]:
+    return (one.metadata["Name"].lower() for one in distributions())
 
 
 def parse_cpuinfo(text: str) -> str | None:

@@ -12,9 +12,13 @@ from provider import options
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, read_config
 from provider.errors import ConfigError
-from provider.hardware import MemoryReader, SystemMemory, read_hardware
+from provider.hardware import Hardware, MemoryReader, SystemMemory, memory_in_use, read_hardware
 from provider.http_server import HttpServer, bind, server_for
 from provider.lifetime import Lifetime
+from provider.local_floors import device_key, local_floors, read_floors
+from provider.memory.floors import FloorTable, floor_table, shipped_table
+from provider.models.checkpoint import read_checkpoint
+from provider.models.resolve import resolve_model
 from provider.residency import Residency
 from provider.status import Status
 
@@ -58,7 +62,8 @@ def create_residency(config: ProviderConfig) -> Residency:
     """The models of this machine, sized by what it has."""
     for key in config.without_effect():
         log.warning("config_without_effect key=%s", key)
-    reader = MemoryReader(read_hardware().memory_kind)
+    hardware = read_hardware()
+    reader = MemoryReader(memory_in_use(hardware.memory_kind))
     physical = reader.read().physical_bytes
     if physical is None:
         raise ConfigError("this machine's memory size cannot be read; `darkbloom-py doctor` says more.")
@@ -66,7 +71,16 @@ def create_residency(config: ProviderConfig) -> Residency:
     async def read_memory() -> SystemMemory:
         return await asyncio.to_thread(reader.read)
 
-    return Residency(config, physical, read_memory=read_memory)
+    return Residency(config, physical, read_memory=read_memory, floors=_floors(config, hardware))
+
+
+def _floors(config: ProviderConfig, hardware: Hardware) -> FloorTable:
+    """Shipped, and measured on this machine."""
+    if not read_floors(config.data_dir):
+        return shipped_table()
+    named = [resolve_model(one) for one in config.models]
+    here = {one.id: read_checkpoint(one.directory) for one in named}
+    return floor_table(local_floors(config.data_dir, device_key(hardware), here))
 
 
 async def _serve(config: ProviderConfig, sock: socket.socket, api_key: str | None, parent_fd: int | None) -> None:

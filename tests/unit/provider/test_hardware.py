@@ -2,7 +2,7 @@
 
 import pytest
 
-from provider.hardware import memory_kind, parse_cpuinfo, read_available_bytes, read_hardware
+from provider.hardware import memory_in_use, memory_kind, parse_cpuinfo, read_available_bytes, read_hardware
 
 CPUINFO_X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9R14\ncpu MHz\t\t: 3700\n"
 CPUINFO_ARM = "processor\t: 0\nBogoMIPS\t: 243.75\nCPU part\t: 0xd40\n"
@@ -24,6 +24,13 @@ def test_cpuinfo_names_the_chip_where_the_kernel_does(text: str, chip: str | Non
 )
 def test_the_memory_kind_follows_from_chip_and_system(system: str, machine: str, gpu: str | None, kind: str) -> None:
     assert memory_kind(system, machine, gpu) == kind
+
+
+def test_a_gpus_memory_counts_only_with_the_mlx_that_uses_it() -> None:
+    assert memory_in_use("discrete", ["mlx", "mlx-cuda-13"]) == "discrete"
+    assert memory_in_use("discrete", ["mlx", "mlx-cpu"]) == "host"
+    assert memory_in_use("unified", ["mlx"]) == "unified"
+    assert memory_in_use("host", ["mlx", "mlx-cuda-13"]) == "host"
 
 
 def test_this_machine_can_be_read() -> None:
