@@ -105,10 +105,10 @@ class Engine:
             self.scheduler.remove(id)
             self.backend.release(id)
 
-    def grant(self, epoch: int, kv_pool_bytes: int) -> bool:
-        """Takes on another room; False when an open sequence could not end in it. An older epoch changes nothing."""
+    def grant(self, epoch: int, kv_pool_bytes: int) -> bool | None:
+        """Takes on another room; False when an open sequence could not end in it, None for an epoch that has passed."""
         if epoch <= self._grant.epoch:
-            return True
+            return None
         if not self.scheduler.resize(self.scheduler.pool.with_bytes(kv_pool_bytes)):
             self._grant.epoch = epoch
             return False

@@ -160,11 +160,8 @@ def apply(engine: Engine, command: Command) -> list[FromWorker]:
                 for one in engine.scheduler.states()
             ]
             return [Report([], state=engine_state(engine), sequences=sequences)]
-        case Grant(epoch=epoch, kv_pool_bytes=pool_bytes, activation_reserve_bytes=reserve_bytes):
-            if not engine.grant(epoch, pool_bytes):
-                return [_granted(engine, epoch, accepted=False)]
-            _limit(engine.backend, pool_bytes, reserve_bytes)
-            return settled(engine)
+        case Grant():
+            return _grant(engine, command)
         case ClearCache():
             engine.backend.clear_cache()
             return [Report([], state=engine_state(engine))]
@@ -270,6 +267,18 @@ def _read(sock: socket.socket, inbox: "SimpleQueue[ToWorker]") -> None:
             os._exit(0)
         for frame in frames.feed(data):
             inbox.put(_commands.decode(frame))
+
+
+def _grant(engine: Engine, asked: Grant) -> list[FromWorker]:
+    """An older push that comes late says nothing and changes nothing."""
+    match engine.grant(asked.epoch, asked.kv_pool_bytes):
+        case None:
+            return []
+        case False:
+            return [_granted(engine, asked.epoch, accepted=False)]
+        case True:
+            _limit(engine.backend, asked.kv_pool_bytes, asked.activation_reserve_bytes)
+            return settled(engine)
 
 
 def _granted(engine: Engine, epoch: int, accepted: bool) -> Granted:
