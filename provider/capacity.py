@@ -33,7 +33,8 @@ def capacity_of(occupancy: Occupancy, memory: SystemMemory) -> Capacity:
 
 def _smallest_kv(occupancy: Occupancy) -> int:
     """The weights that could be loaded depend on the KV room they need; of what is served, the least."""
-    return min((one.member.minimum_bytes for one in occupancy.models.values()), default=MINIMUM_KV_BYTES)
+    served = [occupancy.models[id] for id in occupancy.advertised or []]
+    return min((one.member.minimum_bytes for one in served), default=MINIMUM_KV_BYTES)
 
 
 def slot_report(slot: ModelSlot) -> Slot:

@@ -1,10 +1,13 @@
 """The models a provider knows: what their files say, what a load of each is charged with, and the slot that runs it."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from provider.config import ProviderConfig
+from provider.generation import TextTokenizer
 from provider.memory.caps import minimum_serviceable_kv
 from provider.memory.grants import Member
 from provider.memory.requirement import Charge, sequence_bytes
@@ -36,24 +39,83 @@ class Model:
         return self.slot.id
 
 
-class Factory:
-    """Makes a Model of a name, by this provider's configuration. `on_failed(id, self_test)`: its worker is given up."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name has led to. `id`: what to serve it as unless something else is said."""
 
-    def __init__(
-        self, config: ProviderConfig, create_runner: Callable[[], Runner], on_failed: Callable[[str, bool], None]
-    ) -> None:
-        self._config = config
-        self._create_runner = create_runner
-        self._on_failed = on_failed
+    id: str
+    checkpoint: Checkpoint
+    tokenizer: TextTokenizer
 
-    def create(self, path_or_id: str, id: str | None = None, digest: str | None = None) -> Model:
-        """Reads its files, downloading them if need be; blocks. Raises ModelError. `id`: what to serve it as."""
+
+class Files(Protocol):
+    """Where models come from."""
+
+    def find(self, path_or_id: str) -> Found:
+        """Blocks: it may be downloaded first. Raises ModelError."""
+        ...
+
+    async def fetch(self, path_or_id: str) -> Found:
+        """As find, while others go on."""
+        ...
+
+    async def digest(self, checkpoint: Checkpoint) -> str:
+        """Of its weights: every byte of them is read. Raises ModelError."""
+        ...
+
+
+class LocalFiles:
+    """Directories of this machine, and the hub's cache."""
+
+    def find(self, path_or_id: str) -> Found:
         resolved = resolve_model(path_or_id)
         checkpoint = read_checkpoint(resolved.directory)
-        named = id or resolved.id
+        return Found(resolved.id, checkpoint, ModelTokenizer(checkpoint.directory))
+
+    async def fetch(self, path_or_id: str) -> Found:
+        return await asyncio.to_thread(self.find, path_or_id)
+
+    async def digest(self, checkpoint: Checkpoint) -> str:
+        return await asyncio.to_thread(checkpoint.digest)
+
+
+class Watcher(Protocol):
+    """Who is told of a model's worker. Implemented by residency."""
+
+    def worker_given_up(self, model_id: str, self_test: bool) -> None: ...
+
+    def worker_replaced(self, model_id: str) -> None:
+        """Another one serves now, and may have been measured otherwise."""
+        ...
+
+
+class Factory:
+    """Makes a Model of files, by this provider's configuration."""
+
+    def __init__(
+        self, config: ProviderConfig, files: Files, create_runner: Callable[[], Runner], watcher: Watcher
+    ) -> None:
+        self.files = files
+        self._config = config
+        self._create_runner = create_runner
+        self._watcher = watcher
+
+    def create(self, path_or_id: str) -> Model:
+        """Blocks. Raises ModelError."""
+        return self._model(self.files.find(path_or_id), path_or_id)
+
+    async def fetch(self, path_or_id: str, id: str, digest: str | None = None) -> Model:
+        """To be served as `id`, once its weights have been found to hash to `digest`. Raises ModelError."""
+        return self._model(await self.files.fetch(path_or_id), path_or_id, id, digest)
+
+    async def digest_of(self, model: Model) -> str:
+        return await self.files.digest(model.checkpoint)
+
+    def _model(self, found: Found, path_or_id: str, id: str | None = None, digest: str | None = None) -> Model:
+        checkpoint, named = found.checkpoint, id or found.id
         return Model(
             checkpoint=checkpoint,
-            slot=self._slot(named, checkpoint),
+            slot=self._slot(named, found),
             charge=Charge(checkpoint.size_bytes),
             member=self._member(checkpoint),
             pinned=bool({named, path_or_id} & set(self._config.pinned)),
@@ -71,8 +133,8 @@ class Factory:
         context = engine.context_length or checkpoint.context_length
         return context if engine.kv_pool_tokens is None else min(context, engine.kv_pool_tokens)
 
-    def _slot(self, id: str, checkpoint: Checkpoint) -> ModelSlot:
-        engine = self._config.engine
+    def _slot(self, id: str, found: Found) -> ModelSlot:
+        engine, checkpoint = self._config.engine, found.checkpoint
         told, drafter = engine.context_length, self._config.mtp_drafter_path
         if told is not None and told > checkpoint.context_length:
             log.warning("context_beyond_training model=%s context=%d trained=%d", id, told, checkpoint.context_length)
@@ -92,10 +154,11 @@ class Factory:
         )
         return ModelSlot(
             id,
-            ModelTokenizer(checkpoint.directory),
+            found.tokenizer,
             spec,
             SlotLimits(engine.max_concurrent, self._config.max_waiting),
             self._create_runner,
             planned=Planned(self._context_tokens(checkpoint), checkpoint.vocab_size),
-            on_failed=lambda self_test: self._on_failed(id, self_test),
+            on_failed=lambda self_test: self._watcher.worker_given_up(id, self_test),
+            on_replaced=lambda: self._watcher.worker_replaced(id),
         )

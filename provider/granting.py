@@ -6,7 +6,7 @@ explicit regrow gives anyone more than it has. Every push has an epoch, and work
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
 from provider.catalog import Model
@@ -29,26 +29,31 @@ class Granting:
         self._under_way: set[asyncio.Future[Any]] = set()
 
     async def shrink(self, newcomer: Model | None = None, charge: Charge | None = None) -> bool:
-        """Nobody gets more. False, and everything is as it was, when somebody would have too little, cannot give
-        room up or does not say so in time."""
-        occupancy = self._occupancy
-        reserve = occupancy.reserve([] if newcomer is None else [newcomer.id])
-        wanted = occupancy.shares(reserve, newcomer, charge)
+        """Nobody gets more. False when somebody would have too little, cannot give room up or does not say so in time:
+        what the others have given up is theirs again at the next regrow."""
+        reserve = self._occupancy.reserve([] if newcomer is None else [newcomer.id])
+        wanted = self._occupancy.shares(reserve, newcomer, charge)
         if wanted is None:
             return False
-        survivors = {id: share for id, share in wanted.items() if id in occupancy.granted}
-        former = dict(occupancy.granted)
-        if await self._push(clamped(occupancy.granted, survivors), reserve):
-            return True
-        await self._push({id: former[id] for id in survivors if id in occupancy.granted}, reserve)
+        granted = self._occupancy.granted
+        return await self._push(clamped(granted, {id: wanted[id] for id in granted}), reserve)
+
+    async def regrow(self) -> bool:
+        """Gives everybody its share: whoever has more is shrunk first, and then the others get what has come free.
+        False when that could not be."""
+        while await self.shrink():
+            reserve = self._occupancy.reserve()  # as it is now
+            wanted = self._occupancy.shares(reserve)
+            if wanted is None:
+                return False
+            if all(share <= wanted[id] for id, share in self._occupancy.granted.items()):
+                return await self._push(wanted, reserve)
         return False
 
-    async def regrow(self) -> None:
-        """Gives the survivors what has come free. Whoever would get less by now is shrunk."""
-        reserve = self._occupancy.reserve()
-        wanted = self._occupancy.shares(reserve)
-        if wanted is not None:
-            await self._push(wanted, reserve)
+    @property
+    def settled(self) -> bool:
+        """Whether everybody has exactly its share."""
+        return self._occupancy.granted == self._occupancy.shares(self._occupancy.reserve())
 
     def admit(self, newcomer: Model, charge: Charge) -> None:
         """The share a newcomer starts with; the survivors have been shrunk for it."""
@@ -62,19 +67,22 @@ class Granting:
         """Of a model whose worker has ended."""
         self._occupancy.granted.pop(model_id, None)
 
-    async def _push(self, grants: dict[str, int], reserve_bytes: int) -> bool:
+    async def _push(self, grants: Mapping[str, int], reserve_bytes: int) -> bool:
+        """What raises counts at once; whether all that shrinks has been acknowledged. Who has been told already is not
+        told again."""
         self.epoch += 1
-        told = [self._tell(id, share, reserve_bytes) for id, share in grants.items()]
-        return all(await asyncio.gather(*told))
-
-    async def _tell(self, model_id: str, share: int, reserve_bytes: int) -> bool:
-        granted, slot = self._occupancy.granted, self._occupancy.models[model_id].slot
-        answer = asyncio.ensure_future(slot.grant(self.epoch, share, reserve_bytes))
-        if share >= granted.get(model_id, 0):
-            granted[model_id] = share
-            self._keep(answer)
-            return True
-        return await self._acknowledged(model_id, share, answer)
+        shrinking = list[Coroutine[Any, Any, bool]]()
+        for id, share in grants.items():
+            slot, held = self._occupancy.models[id].slot, self._occupancy.granted.get(id, 0)
+            if share == held and slot.was_told(share, reserve_bytes):
+                continue
+            answer = asyncio.ensure_future(slot.grant(self.epoch, share, reserve_bytes))
+            if share < held:
+                shrinking.append(self._acknowledged(id, share, answer))
+            else:
+                self._occupancy.granted[id] = share
+                self._keep(answer)
+        return all(await asyncio.gather(*shrinking))
 
     async def _acknowledged(self, model_id: str, share: int, answer: Awaitable[bool]) -> bool:
         try:
@@ -83,7 +91,7 @@ class Granting:
         except TimeoutError:
             log.warning("grant_not_acknowledged model=%s bytes=%d", model_id, share)
             return False
-        if accepted:
+        if accepted and model_id in self._occupancy.granted:  # it may have been given up meanwhile
             self._occupancy.granted[model_id] = share
         return accepted
 

@@ -6,7 +6,8 @@ memory is sampled first and the requirement worked out then; whether the model i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from provider.catalog import Model
 from provider.errors import DarkbloomError, ModelError
@@ -36,6 +37,7 @@ ReadMemory = Callable[[], Awaitable[SystemMemory]]
 StillWanted = Callable[[Model], None]
 """Raises when the model has been withdrawn or retired, or the provider is ending."""
 Unload = Callable[[Model], Awaitable[None]]
+DigestOf = Callable[[Model], Awaitable[str]]
 
 
 class LoadRefused(DarkbloomError):
@@ -54,6 +56,7 @@ class Loading:
         read_memory: ReadMemory,
         still_wanted: StillWanted,
         unload: Unload,
+        digest_of: DigestOf,
         clock: Callable[[], float],
     ) -> None:
         self._occupancy = occupancy
@@ -61,6 +64,7 @@ class Loading:
         self._read_memory = read_memory
         self._still_wanted = still_wanted
         self._unload = unload
+        self._digest_of = digest_of
         self._clock = clock
 
     async def load(self, model: Model, evict: bool) -> None:
@@ -73,19 +77,20 @@ class Loading:
         try:
             await self._load(model, claim, evict)
         except BaseException:
-            await asyncio.shield(self._undo(model, claim))
+            await to_the_end(self._undo(model, claim))
             raise
         self._occupancy.loading.discard(model.id)
         await self._granting.regrow()
 
     async def feasible(self, model: Model) -> MemoryRefusal | None:
-        """Why a load would be refused now, whatever idle models it might evict; None when it would not be."""
+        """Why a load would be refused now, whatever idle models it might evict; None when it would not be. Without an
+        assistant: a load that it does not fit into goes on without."""
         try:
             reading = await self._sample(model)
         except LoadRefused as refused:
             return refused.refusal
         self._still_wanted(model)
-        return None if model.slot.loaded is not None else self._infeasible(model, model.charge, reading)
+        return None if model.slot.loaded is not None else self._infeasible(model, model.charge.target_only, reading)
 
     async def _load(self, model: Model, claim: Claim, evict: bool) -> None:
         charge = await self._make_room(model, claim, evict)
@@ -101,7 +106,13 @@ class Loading:
         self._still_wanted(model)
 
     async def _make_room(self, model: Model, claim: Claim, evict: bool) -> Charge:
-        """Evicts until the load fits, and claims its weights with nothing waited for in between."""
+        try:
+            return await self._evict_until_it_fits(model, claim, evict)
+        finally:
+            self._occupancy.chosen.clear()
+
+    async def _evict_until_it_fits(self, model: Model, claim: Claim, evict: bool) -> Charge:
+        """Claims its weights in the end, with nothing waited for since it was found to fit."""
         charge, cleared = model.charge, False
         while True:
             reading = await self._sample(model)
@@ -156,19 +167,16 @@ class Loading:
 
     async def _evict(self, victims: Sequence[Model]) -> None:
         """All of them are marked at once, so that no request can bring one back under the waiting load; the coldest
-        goes, and the others are chosen anew from what is then measured."""
-        for one in victims:
-            one.slot.draining = True
+        goes, and once memory has been measured again, the others are chosen anew."""
+        self._occupancy.chosen = {one.id for one in victims}
         log.info("model_evicted model=%s", victims[0].id)
         await self._unload(victims[0])
-        for one in victims[1:]:
-            one.slot.draining = False
 
     async def _verify(self, model: Model) -> None:
         """The weights against the digest they were promised with, once."""
         if model.digest is None or model.verified:
             return
-        found = await asyncio.to_thread(model.checkpoint.digest)
+        found = await self._digest_of(model)
         self._still_wanted(model)
         if found != model.digest:
             raise ModelError(
@@ -191,9 +199,8 @@ class Loading:
         """What chats can have is measured once the weights are in; too little, and the model goes again."""
         await model.slot.clear_cache()
         reading = await self._sample(model)
-        reserve = self._occupancy.reserve([model.id])
-        enough = live_kv_headroom(reading, reserve) >= model.member.minimum_bytes
-        if not enough or self._occupancy.shares(reserve) is None:
+        enough = live_kv_headroom(reading, self._occupancy.reserve([model.id])) >= model.member.minimum_bytes
+        if not enough or not await self._granting.shrink():
             raise LoadRefused(self._refuse(model, Charge(0), reading, Why.AFTER_LOAD))
 
     async def _undo(self, model: Model, claim: Claim) -> None:
@@ -230,3 +237,16 @@ class Loading:
             cap_bytes=occupancy.bounds.cap_bytes,
             largest_bytes=largest_loadable_size(ceiling, headroom),
         )
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """A cancellation that comes meanwhile is raised once the work is done."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError

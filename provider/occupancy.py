@@ -3,7 +3,7 @@
 State and arithmetic alone; nothing here waits. Whatever is asked here after a suspension is asked anew.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -45,7 +45,8 @@ class Occupancy:
     """Owner: residency. `advertised` None: nobody has said what is served; empty: nothing is.
 
     `joining`: about to be advertised. `loading`: between the marker and the end of a load. `awaited`: requests by the
-    model whose load they wait for. `granted`: KV bytes in force by resident model.
+    model whose load they wait for. `chosen`: to be evicted for the load that is under way. `granted`: KV bytes in force
+    by resident model.
     """
 
     bounds: Bounds
@@ -54,6 +55,7 @@ class Occupancy:
     joining: set[str] = field(default_factory=set)
     loading: set[str] = field(default_factory=set)
     awaited: dict[str, int] = field(default_factory=dict)
+    chosen: set[str] = field(default_factory=set)
     granted: dict[str, int] = field(default_factory=dict)
     baseline_bytes: int = 0
     """What a worker's process takes beside its arrays, as last measured: charged to the next one in advance."""
@@ -69,19 +71,33 @@ class Occupancy:
 
     @property
     def idle(self) -> list[Model]:
-        """Residents that may be evicted, the coldest first."""
-        free = [one for one in self.residents if one.slot.idle and not one.pinned and not self.awaited.get(one.id)]
+        """Residents that may be evicted, the coldest first. Whoever has been chosen stays so, whoever asks for it."""
+        free = [one for one in self.residents if one.slot.idle and not one.pinned and self._may_leave(one.id)]
         return sorted(free, key=lambda one: (one.slot.used_at, one.id))
 
-    def reserve(self, asked: Iterable[str] = (), advertised: Iterable[str] | None = None) -> int:
-        """The activation reserve of the serving set, and of the models in question with it.
+    def _may_leave(self, id: str) -> bool:
+        return id in self.chosen or not self.awaited.get(id)
 
-        `advertised`: what if that were declared instead.
-        """
-        declared = self.advertised if advertised is None else list(advertised)
+    def takes_requests(self, model: Model) -> bool:
+        """Loaded to the end, and not about to leave."""
+        leaving = model.slot.draining or model.id in self.chosen
+        return model.slot.loaded is not None and not leaving and model.id not in self.loading
+
+    def reserve(self, asked: Iterable[str] = ()) -> int:
+        """The activation reserve of the serving set, and of the models in question with it."""
         resident = [one.id for one in self.residents]
+        declared = None if self.advertised is None else {*self.advertised, *self.joining}
         ids = serving_set(declared, resident, self.loading | self.joining, asked)
-        return activation_reserve(ids, self.bounds.floors, self.bounds.told_activation_bytes)
+        return activation_reserve(ids, self._floors, self.bounds.told_activation_bytes)
+
+    @property
+    def _floors(self) -> FloorTable:
+        """None for a model that sees images: what was measured on text alone is not its own."""
+        return {id: size for id, size in self.bounds.floors.items() if not self._sees(id)}
+
+    def _sees(self, id: str) -> bool:
+        model = self.models.get(id)
+        return model is not None and model.checkpoint.vision
 
     def required(self, model: Model, charge: Charge) -> int:
         return required_for_load(charge, self.reserve([model.id]), model.member.minimum_bytes)
@@ -139,8 +155,3 @@ class Occupancy:
         if len(leaving) < places or sum(one.slot.resident_bytes for one in leaving) < short_bytes:
             return False
         return self.shares(self.reserve([newcomer.id]), newcomer, charge, gone) is not None
-
-
-def grown(granted: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
-    """Whether anyone would get more."""
-    return any(share > granted.get(id, 0) for id, share in wanted.items())

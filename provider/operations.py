@@ -5,10 +5,11 @@ Each runs as a task that outlives the connection it came by; progress goes to wh
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Literal, assert_never
 
+from provider.background import Background
 from provider.catalog import Model
 from provider.errors import ModelError, RequestFailed, WorkerError
 from provider.loading import LoadRefused
@@ -31,11 +32,17 @@ Say = Callable[[Wire], None]
 PrefetchState = Literal["started", "downloading", "verified", "failed", "deferred"]
 
 
+OFFER_AGAIN_S = 30.0
+"""At the latest; most often room comes first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that is here and verified, and that there was no room to serve yet."""
+    """A model that is here and verified, and is to be served as soon as there is room for its floor. `desired`: only as
+    long as it is among the desired models."""
 
     model: Model
+    desired: bool
     say: Say
 
 
@@ -45,30 +52,30 @@ class Operations:
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
         self._revision = 0
+        self._named = frozenset(residency.advertised_ids)
         self._desired: set[str] = set()
-        self._deferred: dict[str, Offer] = {}
+        self._offers: dict[str, Offer] = {}
         self._offering: set[str] = set()
         self._again: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = False
+        self._background = Background("operations")
         residency.on_room(self._offer_again)
 
     def handle(self, asked: Operation, say: Say) -> None:
         match asked:
             case LoadModel(model_id=model_id):
-                self._spawn(self._load(model_id, say))
+                self._background.spawn(self._load(model_id, say))
             case UnloadModel(model_id=model_id):
-                self._spawn(self._unload(model_id))
-            case PrefetchModel(model_id=model_id, source=source, digest=digest):
-                self._spawn(self._prefetch(model_id, source, digest, say))
+                self._background.spawn(self._unload(model_id))
+            case PrefetchModel():
+                self._background.spawn(self._prefetch(asked, say))
             case DesiredModels():
                 self._desire(asked, say)
             case _:
                 assert_never(asked)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.stop()
 
     async def _load(self, model_id: str, say: Say) -> None:
         try:
@@ -100,96 +107,106 @@ class Operations:
             log.info("desired_models_old revision=%d known=%d", asked.revision, self._revision)
             return
         self._revision = asked.revision
-        wanted = {one.id for one in asked.models}
-        self._residency.withdraw(self._desired - wanted)
-        for id in self._desired - wanted:
-            self._deferred.pop(id, None)
-        self._desired = wanted - set(self._residency.advertised_ids)
+        former, self._desired = self._desired, {one.id for one in asked.models} - self._named
+        self._residency.withdraw(former - self._desired)
         for one in asked.models:
             if one.id not in self._residency.advertised_ids:
-                self._spawn(self._prefetch(one.id, one.source, one.digest, say))
+                wanted = PrefetchModel(model_id=one.id, source=one.source, digest=one.digest)
+                self._background.spawn(self._prefetch(wanted, say, desired=one.id in self._desired))
 
-    async def _prefetch(self, model_id: str, source: str, digest: str | None, say: Say) -> None:
+    async def _prefetch(self, asked: PrefetchModel, say: Say, desired: bool = False) -> None:
         """Fetches, verifies and then serves it. The steps that wait ask again afterwards whether it was retired."""
-        if self._refused(model_id, digest, say):
+        id = asked.model_id
+        if self._refused(asked, say):
             return
-        _say_prefetch(say, model_id, "started")
+        _say_prefetch(say, id, "started")
         try:
-            _say_prefetch(say, model_id, "downloading")
-            model = await asyncio.to_thread(self._residency.factory.create, source, model_id, digest)
-            if digest is not None:
-                await _verify(model, digest)
+            _say_prefetch(say, id, "downloading")
+            model = await self._residency.factory.fetch(asked.source, id, asked.digest)
+            if asked.digest is not None:
+                await self._verify(model, asked.digest)
         except ModelError as error:
-            _say_prefetch(say, model_id, "failed", str(error))
+            _say_prefetch(say, id, "failed", str(error))
             return
-        if self._refused(model_id, digest, say):
+        if self._refused(asked, say):
             return
         size = model.checkpoint.size_bytes
-        say(PrefetchStatus(model_id=model_id, status="verified", bytes_done=size, bytes_total=size))
+        say(PrefetchStatus(model_id=id, status="verified", bytes_done=size, bytes_total=size))
         if not self._residency.ever_fits(model):
-            reason = f"memory_cap: it would need {self._residency.occupancy.required(model, model.charge)} bytes"
-            _say_prefetch(say, model_id, "failed", reason)
+            needs = self._residency.occupancy.required(model, model.charge.target_only)
+            _say_prefetch(say, id, "failed", f"memory_cap: it would need {needs} bytes")
             return
-        await self._offer(Offer(await self._replaced(model), say))
+        self._offers[id] = Offer(model, desired, say)
+        await self._offer(id)
 
-    async def _replaced(self, model: Model) -> Model:
-        """The model to serve: the one that is known where it is the same build; an older build leaves first."""
+    async def _verify(self, model: Model, digest: str) -> None:
+        found = await self._residency.factory.digest_of(model)
+        if found != digest:
+            raise ModelError(f"digest: its weights hash to {found}, and {digest} was asked for")
+        model.verified = True
+
+    async def _offer(self, id: str) -> None:
+        """The newest offer of that model; asked for again meanwhile, it is made again."""
+        if id in self._offering:
+            self._again.add(id)
+            return
+        self._offering.add(id)
+        try:
+            while (offer := self._offers.get(id)) is not None and self._is_wanted(offer):
+                self._again.discard(id)
+                if await self._is_settled(offer):
+                    break
+                if id not in self._again:
+                    _say_prefetch(offer.say, id, "deferred", "a resident model would be left with too little room")
+                    self._offer_later()
+                    return
+            if self._offers.get(id) is offer:
+                self._offers.pop(id, None)
+        finally:
+            self._offering.discard(id)
+
+    async def _is_settled(self, offer: Offer) -> bool:
+        """Whether it is served now, or never will be."""
+        model = await self._to_serve(offer.model)
+        accepted = await self._residency.advertise(model, lambda: self._is_wanted(offer))
+        return accepted or self._residency.retired.covers(model.id, model.digest) or not self._is_wanted(offer)
+
+    async def _to_serve(self, model: Model) -> Model:
+        """The one that is known where it is the same build; another build of it leaves first."""
         known = self._residency.occupancy.models.get(model.id)
-        if known is None:
+        if known is None or known is model:
             return model
-        if known.checkpoint.directory == model.checkpoint.directory:
+        if known.checkpoint == model.checkpoint:
             known.digest, known.verified = model.digest, model.verified
             return known
         self._residency.withdraw([model.id])
         await self._residency.unload(model.id)
         return model
 
-    async def _offer(self, offer: Offer) -> None:
-        id = offer.model.id
-        if id in self._offering:
-            self._again.add(id)
-            return
-        self._offering.add(id)
-        try:
-            self._deferred[id] = offer
-            accepted = await self._residency.advertise(offer.model)
-        finally:
-            self._offering.discard(id)
-        if accepted or self._residency.is_retired(offer.model):
-            self._deferred.pop(id, None)
-        else:
-            _say_prefetch(offer.say, id, "deferred", "a resident model would be left with too little room")
-            if id in self._again:  # room has come while this attempt was under way
-                self._again.discard(id)
-                self._spawn(self._offer(offer))
+    def _is_wanted(self, offer: Offer) -> bool:
+        return not offer.desired or offer.model.id in self._desired
 
     def _offer_again(self) -> None:
-        for offer in list(self._deferred.values()):
-            self._spawn(self._offer(offer))
+        for id in list(self._offers):
+            self._background.spawn(self._offer(id))
 
-    def _refused(self, model_id: str, digest: str | None, say: Say) -> bool:
-        mark = self._residency.retired.get(model_id)
-        if mark is None or not mark.covers(digest):
+    def _offer_later(self) -> None:
+        """A chat that stood in the way ends without a word."""
+        if not self._waiting:
+            self._waiting = True
+            self._background.spawn(self._wait_and_offer())
+
+    async def _wait_and_offer(self) -> None:
+        await asyncio.sleep(OFFER_AGAIN_S)
+        self._waiting = False
+        self._offer_again()
+
+    def _refused(self, asked: PrefetchModel, say: Say) -> bool:
+        if not self._residency.retired.covers(asked.model_id, asked.digest):
             return False
-        _say_prefetch(say, model_id, "failed", "self_test: this build has failed its self-test on this machine")
+        reason = "self_test: this build has failed its self-test on this machine"
+        _say_prefetch(say, asked.model_id, "failed", reason)
         return True
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, done: "asyncio.Task[None]") -> None:
-        self._tasks.discard(done)
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("operation_failed", exc_info=error)
-
-
-async def _verify(model: Model, digest: str) -> None:
-    found = await asyncio.to_thread(model.checkpoint.digest)
-    if found != digest:
-        raise ModelError(f"digest: its weights hash to {found}, and {digest} was asked for")
-    model.verified = True
 
 
 def _say_prefetch(say: Say, model_id: str, status: PrefetchState, reason: str | None = None) -> None:

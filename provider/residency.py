@@ -8,34 +8,35 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
+from provider.admittance import Admittance
+from provider.advertisement import model_ad, stats_of
 from provider.api import wire
+from provider.background import Background
 from provider.capacity import Capacity, capacity_of
-from provider.catalog import Factory, Model
+from provider.catalog import Factory, Files, LocalFiles, Model
 from provider.config import ProviderConfig
 from provider.errors import ConfigError, ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.granting import Granting
 from provider.loading import MAX_RESIDENT_MODELS, READ_TRIES, Loading, LoadRefused, ReadMemory
 from provider.memory.floors import FloorTable, shipped_table
-from provider.memory.refusal import MemoryRefusal
 from provider.models.checkpoint import Checkpoint
-from provider.mtp.policy import Reason
 from provider.occupancy import Bounds, Occupancy
-from provider.protocol import ModelAd, MtpStatus, Stats
+from provider.protocol import ModelAd, Stats
+from provider.retirement import Retirement
 from provider.runner import ProcessRunner, Runner
 from provider.slot import ModelSlot
 from provider.system_memory import SystemMemory
 
 log = logging.getLogger(__name__)
 
-LOADS_PER_REQUEST = 3
-"""A request whose model is evicted again before its turn asks for it this often."""
 REAP_EVERY_S = 1.0
+SETTLE_EVERY_S = 5.0
+"""A share that a chat has refused to give up is asked for again this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,8 @@ class LoadError:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Retired:
-    """A build that failed its self-test. `digest` None: nobody knows which, so every build of the model is refused."""
-
-    digest: str | None
-
-    def covers(self, digest: str | None) -> bool:
-        return self.digest is None or digest is None or digest == self.digest
+def always() -> bool:
+    return True
 
 
 class Residency:
@@ -68,6 +63,7 @@ class Residency:
         read_memory: ReadMemory | None = None,
         floors: FloorTable | None = None,
         clock: Callable[[], float] = time.monotonic,
+        files: Files | None = None,
     ) -> None:
         """Reads the checkpoints' facts; raises ModelError or ConfigError. Nothing is loaded yet.
 
@@ -77,18 +73,20 @@ class Residency:
         self.draining = False
         self.started = False
         self.last_load_error: LoadError | None = None
-        self.retired: dict[str, Retired] = {}
-        self.factory = Factory(config, create_runner, self._on_worker_given_up)
+        self.retired = Retirement()
+        self.factory = Factory(config, files or LocalFiles(), create_runner, self)
         self.occupancy = Occupancy(_bounds(config, physical_bytes, floors))
         self.granting = Granting(self.occupancy)
         self._read_memory = read_memory or _nothing_read(clock)
         self._clock = clock
         self._loading = Loading(
-            self.occupancy, self.granting, self._read_memory, self._check_wanted, self._end_worker, clock
-        )
+            self.occupancy, self.granting, self._read_memory, self._check_wanted, self._end_worker,
+            self.factory.digest_of, clock,
+        )  # fmt: skip
+        self._admittance = Admittance(self.occupancy, self._wanted, self.load, self._loading.feasible)
         self._gate = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("residency")
         self._on_change: list[Callable[[], None]] = []
         self._on_room: list[Callable[[], None]] = []
         self._enlist_configured()
@@ -106,7 +104,8 @@ class Residency:
             await self.stop()
             raise
         self.started = True
-        self._spawn(self._reap())
+        self._background.spawn(self._reap())
+        self._background.spawn(self._settle())
 
     async def drain(self, grace_s: float) -> None:
         """Takes no more requests and gives the running ones `grace_s` seconds to finish."""
@@ -118,11 +117,11 @@ class Residency:
 
     async def stop(self) -> None:
         self.draining = True
-        tasks = [*self._tasks, *self._loads.values()]
-        for task in tasks:
+        loads = list(self._loads.values())
+        for task in loads:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(one.stop() for one in self.slots))
+        await asyncio.gather(self._background.stop(), *loads, return_exceptions=True)
+        await asyncio.gather(*(one.slot.stop() for one in self.occupancy.models.values()))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Called, at once, whenever what is served or what there is room for has changed."""
@@ -142,7 +141,7 @@ class Residency:
 
     async def generate(self, model_id: str, request: GenerationRequest) -> AsyncGenerator[Delta | Notice | Finished]:
         """See provider.generation.Serving. The model is loaded first if it is not."""
-        slot = await self._ready(model_id)
+        slot = await self._admittance.ready(model_id)
         async with aclosing(slot.generate(request)) as events:  # nothing is waited for before it is admitted
             async for event in events:
                 yield event
@@ -150,12 +149,7 @@ class Residency:
     async def pre_accept(self, model_id: str) -> None:
         """Raises RequestFailed for a request that would be refused once accepted, by the same requirement and
         feasibility as a load's, so that another provider can be asked instead."""
-        model = self._served(model_id)
-        self._check_wanted(model)
-        if model.slot.loaded is None and model_id not in self._loads:
-            refusal = await self._loading.feasible(model)
-            if refusal is not None:
-                raise refused_request(refusal)
+        await self._admittance.check(model_id)
 
     # Operations
 
@@ -174,37 +168,17 @@ class Residency:
         model = self.occupancy.models.get(model_id)
         if model is None:
             raise RequestFailed(wire.model_not_found(model_id, sorted(self.advertised_ids)))
-        if model.slot.loaded is None:
-            return
-        model.slot.draining = True
-        self._changed()
-        await model.slot.wait_empty()
-        async with self._gate:
-            if model.slot.draining:
-                await self._end_worker(model)
-                await self.granting.regrow()
-        self._changed()
-        self._room_changed()
+        await self._unload(model)
 
-    async def advertise(self, model: Model) -> bool:
+    async def advertise(self, model: Model, wanted: Callable[[], bool] = always) -> bool:
         """Adds a model to what is served, the raise of the reserve first. False, and nothing changes, when that would
-        leave a resident model less KV room than it can serve with, or this build has been retired."""
+        leave a resident model less KV room than it can serve with, when this build has been retired, or when it is
+        not `wanted` any more once all that has been waited for."""
         async with self._gate:
-            occupancy = self.occupancy
-            declared = [*dict.fromkeys([*self.advertised_ids, model.id])]
-            if occupancy.shares(occupancy.reserve([model.id], declared)) is None:
-                return False
-            occupancy.joining.add(model.id)
-            try:
-                if not await self.granting.shrink() or self.is_retired(model):
-                    return False
-                occupancy.models[model.id] = model
-                occupancy.advertised = declared
-                self.retired.pop(model.id, None)
-            finally:
-                occupancy.joining.discard(model.id)
-        self._changed()
-        return True
+            joined = await self._join(model, wanted)
+        if joined:
+            self._changed()
+        return joined
 
     def withdraw(self, ids: Iterable[str]) -> None:
         """Stops serving these models: new requests are refused from now on, those that run finish, and what is resident
@@ -215,13 +189,12 @@ class Residency:
         self.occupancy.advertised = [id for id in self.advertised_ids if id not in gone]
         self._changed()
         for id in sorted(gone):
-            self._spawn(self._leave(id))
+            self._background.spawn(self._leave(self.occupancy.models[id]))
 
-    def retire(self, model_id: str, digest: str | None) -> None:
+    def retire(self, model: Model) -> None:
         """A build that computes nonsense here: not served any more, and not again while this process lives."""
-        self.retired[model_id] = Retired(digest)
-        log.error("model_retired model=%s digest=%s", model_id, digest)
-        self.withdraw([model_id])
+        self.retired.mark(model.id, model.digest)
+        self.withdraw([model.id])
 
     # What it says of itself
 
@@ -237,20 +210,14 @@ class Residency:
 
     def ever_fits(self, model: Model) -> bool:
         """Whether it could be loaded here, on an idle machine: what never can is not worth advertising."""
-        return self.occupancy.required(model, model.charge) <= self.occupancy.bounds.cap_bytes
+        return self.occupancy.required(model, model.charge.target_only) <= self.occupancy.bounds.cap_bytes
 
     def advertised(self) -> list[ModelAd]:
         """What the coordinator is told of each model."""
-        return [self._ad(self.occupancy.models[id]) for id in self.advertised_ids]
+        return [model_ad(self.occupancy.models[id], self.config) for id in self.advertised_ids]
 
     def stats(self) -> Stats:
-        totals = [one.slot.totals for one in self.occupancy.models.values()]
-        return Stats(
-            requests=sum(one.requests for one in totals),
-            tokens=sum(one.tokens for one in totals),
-            parks=sum(one.parks for one in totals),
-            recomputes=sum(one.recomputes for one in totals),
-        )
+        return stats_of(one.slot for one in self.occupancy.models.values())
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
@@ -266,85 +233,32 @@ class Residency:
                 break
         return capacity_of(self.occupancy, memory)
 
-    def mtp_status(self, slot: ModelSlot) -> MtpStatus:
-        """Whether a model drafts, and why not, as its worker found when it loaded it."""
-        if slot.loaded is None:
-            return MtpStatus(active=False, reason=Reason.ENGINE_INACTIVE.value)
-        return MtpStatus(active=slot.loaded.drafts.active, reason=slot.loaded.drafts.reason)
-
-    def _ad(self, model: Model) -> ModelAd:
-        facts = model.checkpoint
-        return ModelAd(
-            id=model.id,
-            model_type=facts.family,
-            quantization=facts.quantization,
-            size_bytes=facts.size_bytes,
-            context_length=model.slot.n_ctx,
-            kv_bytes_per_token=facts.kv_bytes_per_token,
-            state_bytes=facts.state_bytes,
-            vision=False,  # a checkpoint may have a vision tower; its text part alone is served
-            exact="off" if self.config.engine.exact == "off" else "unavailable",
-            mtp=self.mtp_status(model.slot),
-            weight_digest=model.digest if model.verified else None,
-        )
-
-    def exactness(self) -> tuple[str, str | None]:
-        if self.config.engine.exact == "off":
-            return "off", "exact concurrency is switched off"
-        return "unavailable", "exact concurrency is not part of this release"
-
-    # A request's way in
-
-    async def _ready(self, model_id: str) -> ModelSlot:
-        """The slot of a model that is loaded now; what was true before a suspension is asked again after it."""
-        for _ in range(LOADS_PER_REQUEST):
-            model = self._served(model_id)
-            self._check_wanted(model)
-            slot = model.slot
-            if slot.status == "failed" or (slot.loaded is not None and not slot.draining):
-                return slot  # a failed one says so itself
-            await self._await_load(model_id)
-        raise RequestFailed(wire.unavailable(f"The model {model_id} was evicted before its turn.", "slot_state", 5))
-
-    async def _await_load(self, model_id: str) -> None:
-        """Whoever waits for a model keeps it from being evicted before it has had its turn."""
-        awaited = self.occupancy.awaited
-        awaited[model_id] = awaited.get(model_id, 0) + 1
-        try:
-            await self.load(model_id)
-        except LoadRefused as refused:
-            raise refused_request(refused.refusal) from refused
-        except (ModelError, WorkerError) as error:
-            message = f"The model {model_id} cannot be loaded: {error}"
-            raise RequestFailed(wire.unavailable(message, "slot_state", 5)) from error
-        finally:
-            awaited[model_id] -= 1
-            if not awaited[model_id]:
-                del awaited[model_id]
+    # Who may be served
 
     def _served(self, model_id: str) -> Model:
         if model_id in self.advertised_ids:
             return self.occupancy.models[model_id]
-        if model_id in self.retired:
+        if self.retired.knows(model_id):
             raise RequestFailed(wire.unavailable(f"The model {model_id} has failed its self-test here.", "slot_state"))
+        known = self.occupancy.models.get(model_id)
+        if known is not None and known.slot.loaded is not None:
+            raise RequestFailed(wire.unavailable(f"The model {model_id} is about to leave.", "slot_state"))
         raise RequestFailed(wire.model_not_found(model_id, sorted(self.advertised_ids)))
+
+    def _wanted(self, model_id: str) -> Model:
+        if self.draining:
+            raise RequestFailed(wire.unavailable("This provider is shutting down.", "draining"))
+        return self._served(model_id)
 
     def _check_wanted(self, model: Model) -> None:
         """Raises RequestFailed when the model is not served any more, or the provider is ending."""
-        if self.draining:
-            raise RequestFailed(wire.unavailable("This provider is shutting down.", "draining"))
-        self._served(model.id)
-
-    def is_retired(self, model: Model) -> bool:
-        mark = self.retired.get(model.id)
-        return mark is not None and mark.covers(model.digest)
+        self._wanted(model.id)
 
     # Under the gate
 
     async def _load(self, model_id: str, evict: bool) -> None:
         async with self._gate:
-            model = self._served(model_id)
-            self._check_wanted(model)
+            model = self._wanted(model_id)
             if model.slot.loaded is not None:
                 return
             try:
@@ -354,14 +268,46 @@ class Residency:
                 raise
             finally:
                 self._changed()
+                self._room_changed()
         log.info("model_loaded model=%s resident=%d", model_id, len(self.occupancy.residents))
-        self._room_changed()
 
     def _note_failed_load(self, model: Model, error: Exception) -> None:
         self.last_load_error = LoadError(model.id, str(error), time.time())
         log.warning("load_failed model=%s error=%s", model.id, error)
         if isinstance(error, SelfTestFailed):
-            self.retire(model.id, model.digest)
+            self.retire(model)
+
+    async def _join(self, model: Model, wanted: Callable[[], bool]) -> bool:
+        occupancy = self.occupancy
+        occupancy.joining.add(model.id)
+        try:
+            shrunk = await self.granting.shrink()
+            retired, known = self.retired.covers(model.id, model.digest), occupancy.models.get(model.id, model)
+            joins = shrunk and not retired and wanted() and (known is model or known.slot.loaded is None)
+            if joins:
+                occupancy.models[model.id] = model
+                occupancy.advertised = list(dict.fromkeys([*self.advertised_ids, model.id]))
+                model.slot.draining = False  # it may have been about to leave
+        finally:
+            occupancy.joining.discard(model.id)
+        await self.granting.regrow()
+        return joins
+
+    async def _unload(self, model: Model) -> None:
+        loading = self._loads.get(model.id)
+        if loading is not None:
+            await asyncio.wait([loading])
+        if model.slot.loaded is None:
+            return
+        model.slot.draining = True
+        self._changed()
+        await model.slot.wait_empty()
+        async with self._gate:
+            if model.slot.draining:
+                await self._end_worker(model)
+                await self.granting.regrow()
+        self._changed()
+        self._room_changed()
 
     async def _end_worker(self, model: Model) -> None:
         """Its room is free once the process has been reaped; the regrow is the caller's."""
@@ -378,9 +324,10 @@ class Residency:
 
     # In the background
 
-    async def _leave(self, model_id: str) -> None:
+    async def _leave(self, model: Model) -> None:
         """Of a model that is not served any more: unloaded once it is idle, and the others get what it pinned."""
-        await self.unload(model_id)
+        if model.id not in self.advertised_ids:
+            await self._unload(model)
         await self._regrow()
 
     async def _reap(self) -> None:
@@ -391,24 +338,24 @@ class Residency:
             for model in self.occupancy.idle:
                 if model.slot.idle and self._clock() - model.slot.used_at >= patience_s:
                     log.info("idle_timeout model=%s", model.id)
-                    await self.unload(model.id)
+                    await self._unload(model)
 
-    def _on_worker_given_up(self, model_id: str, self_test: bool) -> None:
-        """Called by a slot whose worker keeps dying: its room is the others' from now on."""
+    async def _settle(self) -> None:
+        """Tries again what a chat has refused while it was open."""
+        while True:
+            await asyncio.sleep(SETTLE_EVERY_S)
+            if not self._gate.locked() and not self.granting.settled:
+                await self._regrow()
+
+    def worker_given_up(self, model_id: str, self_test: bool) -> None:
+        """Its worker keeps dying: its room is the others' from now on."""
         self.granting.drop(model_id)
         if self_test:
-            self.retire(model_id, self.occupancy.models[model_id].digest)
-        self._spawn(self._regrow())
+            self.retire(self.occupancy.models[model_id])
+        self._background.spawn(self._regrow())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
-
-    def _forget_task(self, done: "asyncio.Task[None]") -> None:
-        self._tasks.discard(done)
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("residency_task_failed", exc_info=error)
+    def worker_replaced(self, model_id: str) -> None:
+        self._background.spawn(self._regrow())
 
     def _forget_load(self, model_id: str, done: "asyncio.Task[None]") -> None:
         self._loads.pop(model_id, None)
@@ -455,10 +402,6 @@ class Residency:
     def _room_changed(self) -> None:
         for callback in self._on_room:
             callback()
-
-
-def refused_request(refusal: MemoryRefusal) -> RequestFailed:
-    return RequestFailed(wire.memory_refused(refusal.message, refusal.detail()))
 
 
 def _bounds(config: ProviderConfig, physical_bytes: int, floors: FloorTable | None) -> Bounds:

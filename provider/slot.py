@@ -121,8 +121,10 @@ class ModelSlot:
         clock: Callable[[], float] = time.monotonic,
         planned: Planned | None = None,
         on_failed: Callable[[bool], None] = lambda _: None,
+        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_failed` is called when the worker is given up, and told whether it was because of its self-test."""
+        """`on_failed` is called when the worker is given up, and told whether it was because of its self-test;
+        `on_replaced`, when another one has taken a dead one's place."""
         self.id = model_id
         self.tokenizer = tokenizer
         self.limits = limits
@@ -139,6 +141,7 @@ class ModelSlot:
         self.spec = spec
         self._planned = planned
         self._on_failed = on_failed
+        self._on_replaced = on_replaced
         self._create_runner = create_runner
         self._clock = clock
         self._hang_s = hang_s
@@ -149,6 +152,7 @@ class ModelSlot:
         self._heard_at = clock()
         self._described: asyncio.Future[list[SequenceState]] | None = None
         self._asked: dict[int, asyncio.Future[bool]] = {}
+        self._untold: Grant | None = None
         self._cleared: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._deaths: list[float] = []
@@ -203,6 +207,8 @@ class ModelSlot:
     async def start(self) -> None:
         """Loads the model; raises ModelError or WorkerError, and is then unloaded. Afterwards the worker is watched."""
         self._deaths.clear()
+        for task in self._tasks:  # of a worker that was given up
+            task.cancel()
         try:
             await self._launch()
         except BaseException as error:
@@ -229,17 +235,24 @@ class ModelSlot:
             self.spec, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
         )
 
+    def was_told(self, kv_pool_bytes: int, activation_reserve_bytes: int) -> bool:
+        """Whether that is what it was granted last."""
+        told = self.spec
+        return (told.kv_pool_bytes, told.activation_reserve_bytes) == (kv_pool_bytes, activation_reserve_bytes)
+
     async def grant(self, epoch: int, kv_pool_bytes: int, activation_reserve_bytes: int) -> bool:
         """Returns once the worker keeps to it; False when an open chat could not end in so little. A worker that is
-        being replaced starts with it."""
+        yet to be started starts with it; one that is just starting is told when it is ready."""
         former = self.spec
         self.start_with(kv_pool_bytes, activation_reserve_bytes)
-        if self.status != "ready" or self._runner is None:
+        if self._runner is None or self.status in ("unloaded", "failed"):
             return True
         asked = self._asked[epoch] = asyncio.get_running_loop().create_future()
-        self._runner.send(
-            Grant(epoch=epoch, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes)
-        )
+        told = Grant(epoch=epoch, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes)
+        if self.status == "ready":
+            self._runner.send(told)
+        else:
+            self._untold = told
         try:
             accepted: bool = await asked
         finally:
@@ -329,13 +342,13 @@ class ModelSlot:
     def _note_grant(self, granted: Granted) -> None:
         if self.loaded is not None:
             self.loaded = msgspec.structs.replace(self.loaded, n_ctx=granted.n_ctx, pool_tokens=granted.pool_tokens)
-        asked = self._asked.get(granted.epoch)
-        if asked is not None and not asked.done():
-            asked.set_result(granted.accepted)
+        for epoch, asked in self._asked.items():  # an older one has been overtaken
+            if epoch <= granted.epoch and not asked.done():
+                asked.set_result(granted.accepted or epoch < granted.epoch)
 
     def _forget_worker(self) -> None:
         """Of a worker that has ended: it holds nothing, and owes no answer."""
-        self._runner, self.engine = None, EngineState()
+        self._runner, self._untold, self.engine = None, None, EngineState()
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_result(True)
@@ -396,6 +409,9 @@ class ModelSlot:
             log.info("mtp_active model=%s block_size=%s", self.id, drafts.block_size)
         else:
             log.warning("mtp_inactive model=%s reason=%s detail=%r", self.id, drafts.reason, drafts.detail)
+        if self._untold is not None:
+            self._runner.send(self._untold)
+            self._untold = None
         for stream in self._streams.values():
             self._send(Submit(stream.request))
 
@@ -437,8 +453,10 @@ class ModelSlot:
             except (ModelError, WorkerError) as error:
                 log.error("worker_restart_failed model=%s error=%s", self.id, error)
                 how = str(error)
+                self._forget_worker()
                 self._deaths.append(self._clock())
             else:
+                self._on_replaced()
                 return True
         self._give_up(f"its worker keeps dying ({how})")
         return False

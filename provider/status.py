@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from provider.advertisement import exactness, mtp_status
 from provider.metrics import exposition
 from provider.protocol import MtpStatus
 from provider.residency import Residency
@@ -26,9 +27,9 @@ class Status:
         return "ok"
 
     def props(self) -> dict[str, Any]:
-        exact, reason = self._residency.exactness()
+        exact, reason = exactness(self._residency.config)
         slots = self._residency.slots
-        mtp = self._residency.mtp_status(slots[0]) if slots else MtpStatus(active=False, reason="config_disabled")
+        mtp = mtp_status(slots[0]) if slots else MtpStatus(active=False, reason="config_disabled")
         return {
             "version": version("darkbloom-py"),
             "backend": self._residency.config.backend,
@@ -92,7 +93,7 @@ class Status:
 
     def _mtp(self, slot: ModelSlot) -> dict[str, Any]:
         """What a model drafts with, or why not; and what has come of it."""
-        status, loaded, drafts = self._residency.mtp_status(slot), slot.loaded, slot.engine.drafts
+        status, loaded, drafts = mtp_status(slot), slot.loaded, slot.engine.drafts
         return {
             "active": status.active,
             "reason": status.reason,
