@@ -5,10 +5,22 @@ from enum import Enum
 
 
 class State(Enum):
+    """`SAVING`: has left the batch, and its cells are being copied; `RESTORING`: they are being copied back. Both take
+    room; a parked sequence takes none."""
+
     WAITING = "waiting"
     PREFILL = "prefill"
     RUNNING = "running"
+    SAVING = "saving"
     PARKED = "parked"
+    RESTORING = "restoring"
+
+
+class How(Enum):
+    """What becomes of a parked sequence's cells: they are copied out, or dropped and computed again later."""
+
+    SAVED = "saved"
+    DROPPED = "dropped"
 
 
 class End(Enum):
@@ -20,7 +32,12 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Sequence:
-    """Owned by its scheduler. `computed` counts the positions whose keys, values and state exist now."""
+    """Owned by its scheduler. `computed` counts the positions whose keys, values and state exist, here or in a copy.
+
+    `how` and `parked_s` are of its last park, which lasts until `held_until_s` at least; `came_s` and `came_with` tell
+    when it last became resident, and how many tokens it had emitted by then; `forced_at`, how many at the last park
+    that was forced.
+    """
 
     id: str
     prompt_tokens: int
@@ -32,6 +49,12 @@ class Sequence:
     emitted: int = 0
     parks: int = 0
     recomputes: int = 0
+    how: How = How.DROPPED
+    parked_s: float = 0.0
+    held_until_s: float = 0.0
+    came_s: float = 0.0
+    came_with: int = 0
+    forced_at: int = 0
 
     @property
     def positions(self) -> int:
@@ -70,13 +93,21 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    id: str
+    how: How
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step does, in this order. `enter` (new) and `resume` (parked) become resident.
+    """What one step does, in this order. `restore` begins to bring saved cells back; `enter` (new) and `resume`
+    (parked, to be computed again) become resident.
 
     `drafts`: for each of `decode`, how many guesses may be verified beside its token; room for them is reserved.
     """
 
-    park: tuple[str, ...] = ()
+    park: tuple[Park, ...] = ()
+    restore: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
     enter: tuple[str, ...] = ()
     prefill: tuple[Chunk, ...] = ()
@@ -84,4 +115,8 @@ class Plan:
     drafts: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.park or self.prefill or self.decode)
+        return bool(self.park or self.restore or self.prefill or self.decode)
+
+    @property
+    def moves(self) -> bool:
+        return bool(self.park or self.restore or self.resume or self.enter)
