@@ -14,7 +14,7 @@ from rich.console import Console
 from provider import options
 from provider.config import data_directory, make_data_directory
 from provider.errors import ConfigError, DarkbloomError, ModelUnsupported
-from provider.hardware import Hardware, read_hardware, read_system_memory
+from provider.hardware import Hardware, memory_in_use, read_hardware, read_system_memory
 from provider.local_floors import LocalFloor, device_key, install
 from provider.memory.caps import OS_FLOOR_BYTES
 from provider.memory.requirement import padded_weights, sequence_bytes
@@ -115,7 +115,7 @@ def needed_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _refuse_without_room(id: str, checkpoint: Checkpoint, hardware: Hardware) -> None:
-    available = read_system_memory(hardware.memory_kind).available_bytes
+    available = read_system_memory(memory_in_use(hardware.memory_kind)).available_bytes
     needed = needed_bytes(checkpoint) + OS_FLOOR_BYTES
     if available is not None and needed > available:
         raise ConfigError(
@@ -127,7 +127,7 @@ def _refuse_without_room(id: str, checkpoint: Checkpoint, hardware: Hardware) ->
 def _install(
     found: ResolvedModel, checkpoint: Checkpoint, measured: Measured, hardware: Hardware, data_dir: Path
 ) -> Path:
-    if measured.device.startswith("cpu") and hardware.memory_kind != "host":
+    if measured.device.startswith("cpu") and memory_in_use(hardware.memory_kind) != "host":
         raise ConfigError(
             f"MLX computed on {measured.device} and not on the GPU of this machine: nothing is installed."
         )

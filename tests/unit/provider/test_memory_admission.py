@@ -28,9 +28,11 @@ sizes = st.integers(0, 2**40)
 def readings(draw: st.DrawFn) -> Reading:
     """Also impossible ones: more in use than there is, more idle than in use."""
     physical = draw(sizes)
+    cap = draw(st.integers(0, physical))
     return Reading(
         physical_bytes=physical,
-        cap_bytes=draw(st.integers(0, physical)),
+        cap_bytes=cap,
+        machine_cap_bytes=draw(st.none() | st.integers(cap, physical)),
         available_bytes=draw(st.none() | sizes),
         active_bytes=draw(sizes),
         cache_bytes=draw(sizes),
@@ -161,6 +163,30 @@ def test_the_heartbeat_tells_weights_that_could_be_loaded(reading: Reading, outs
 )
 def test_what_keys_and_values_could_take_is_measured_after_a_load(reading: Reading, headroom: float) -> None:
     assert live_kv_headroom(reading, 7 * GIB // 2) == int(headroom * GIB)
+
+
+def limited(reading: Reading, limit_gib: float) -> Reading:
+    """As under the operator's memory_limit_gb."""
+    return replace(reading, cap_bytes=int(limit_gib * GIB), machine_cap_bytes=reading.cap_bytes)
+
+
+@pytest.mark.parametrize(
+    ("reading", "usable", "ceiling"),
+    [
+        (limited(machine(32, 20), 10), 10, 10),  # others use 12 of 32: the limit bounds this provider, not them
+        (limited(machine(32, 8), 10), 4, 4),
+        (limited(machine(32, 20, active=6, idle=6), 10), 4, 10),
+        (limited(machine(32, 20, active=6), 10), 4, 4),
+        (limited(machine(32, None, active=6, idle=2), 10), 4, 6),
+        (limited(machine(32, 20, active=12, idle=12), 10), 0, 10),
+        (limited(machine(32, 32), 28), 28, 28),
+    ],
+)
+def test_a_limit_bounds_this_provider_and_claims_nothing_of_the_others(
+    reading: Reading, usable: float, ceiling: float
+) -> None:
+    assert usable_for_load(reading) == int(usable * GIB)
+    assert ceiling_for_load(reading) == int(ceiling * GIB)
 
 
 @settings(max_examples=examples(20_000))
