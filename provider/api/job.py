@@ -10,6 +10,7 @@ from typing import Any
 
 from provider.api.chat import ChatTranslation
 from provider.api.completions import CompletionsTranslation
+from provider.api.conversation import turns_of
 from provider.api.encoding import encode_within
 from provider.api.prompt import chat_prompt
 from provider.api.requests import (
@@ -60,7 +61,7 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
     tools = (body.get("tools") or []) if chat.tool_choice != "none" else []
     prompt = chat_prompt(
         origin.model.tokenizer,
-        body["messages"],
+        turns_of(body["messages"]),
         tools,
         chat.chat_template_kwargs or {},
         origin.clock,
