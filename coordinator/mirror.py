@@ -153,6 +153,15 @@ def capacity(view: ProviderView, model: str) -> Capacity:
     )
 
 
+def crowded(view: ProviderView, model: str) -> bool:
+    """Whether a refusal of a request that is with the provider is no wonder: with it, there are too many."""
+    slot = view.slots.get(model)
+    if slot is None:
+        return False
+    held = sum(hold.model == model for hold in view.holds.values())
+    return _full(slot) or 0 < slot.max_concurrency < slot.running + slot.waiting + held
+
+
 def eased(view: ProviderView) -> ProviderView:
     """Without the cooldowns that the provider's capacity has outdated."""
     kept = {model: one for model, one in view.cooldowns.items() if not outdated(one, capacity(view, model))}

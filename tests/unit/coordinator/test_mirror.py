@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import mirror
-from coordinator.fleet import ProviderView
+from coordinator import fleet, mirror
+from coordinator.fleet import Hold, ProviderView
 from coordinator.mirror import ColdLoad, Reserve, TooLong
 from provider.memory.caps import effective_cap, load_reserve
 from provider.memory.floors import activation_reserve, shipped_table
@@ -230,6 +230,32 @@ def test_weights_only_take_room(cap: int, weights: int, floor: int, rate: int) -
     assert room >= 0
     assert mirror.post_load_tokens(cap, weights + GIB, floor, rate) <= room
     assert mirror.post_load_tokens(cap + GIB, weights, floor, rate) >= room
+
+
+# -- who is full
+
+
+@pytest.mark.parametrize(
+    ("values", "holds", "crowded"),
+    [
+        ({"running": 3}, 1, False),
+        ({"running": 3}, 2, True),
+        ({"running": 4}, 1, True),
+        ({"running": 0, "waiting": 4}, 0, True),
+        ({"tokens_max": 100, "tokens_used": 60, "tokens_queued": 39}, 1, False),
+        ({"tokens_max": 100, "tokens_used": 60, "tokens_queued": 40}, 1, True),
+        ({"max_concurrency": 0}, 9, False),
+    ],
+)
+def test_a_refusal_by_one_that_is_seen_to_be_full_is_no_wonder(
+    values: dict[str, Any], holds: int, crowded: bool
+) -> None:
+    seen = replace(machine(24, MODEL), slots={MODEL: slot(**values)})
+    for number in range(holds):
+        seen = fleet.held(seen, f"j.{number}", Hold(MODEL, 1))
+    seen = fleet.held(seen, "other", Hold("other", 1))
+    assert mirror.crowded(seen, MODEL) is crowded
+    assert not mirror.crowded(seen, "other")
 
 
 # -- prompts
