@@ -282,6 +282,21 @@ def test_a_prompt_is_too_long_for_a_context_or_for_all_the_room_there_is(
     assert mirror.longest_prompt(seen, advert(), TABLES) == longest
 
 
+def test_a_model_that_is_not_loaded_would_have_the_least_room_of_any_load() -> None:
+    """An estimate below it says that the load is in doubt, not that the prompt is."""
+    ad = advert(size_bytes=8 * GIB, kv_bytes_per_token=2**18, context_length=10**6)
+    seen = machine(16)
+    assert mirror.token_budget(seen, ad, TABLES) == 3686
+    assert mirror.too_long(4096, seen, ad, TABLES) is None
+    assert mirror.too_long(4097, seen, ad, TABLES) is TooLong.PROMPT_TOO_LONG
+    assert mirror.longest_prompt(seen, ad, TABLES) == 4096
+    small = machine(12)
+    assert mirror.token_budget(small, ad, TABLES) == 0
+    assert mirror.too_long(10**5, small, ad, TABLES) is None
+    roomy = replace(machine(32), slots={MODEL: slot(tokens_max=100)})
+    assert mirror.too_long(101, roomy, ad, TABLES) is TooLong.PROMPT_TOO_LONG
+
+
 def test_an_unknown_context_and_budget_hold_any_prompt() -> None:
     ad = advert(context_length=0, kv_bytes_per_token=0)
     assert mirror.too_long(10**9, machine(24), ad, TABLES) is None
