@@ -17,6 +17,7 @@ from provider.errors import ConfigError, DarkbloomError, ModelUnsupported
 from provider.hardware import Hardware, memory_in_use, read_hardware, read_system_memory
 from provider.local_floors import LocalFloor, device_key, install
 from provider.memory.caps import OS_FLOOR_BYTES
+from provider.memory.floors import SHIPPED_FLOORS
 from provider.memory.requirement import padded_weights, sequence_bytes
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.commands import readable_bytes
@@ -157,4 +158,7 @@ def _print(id: str, measured: Measured, file: Path | None) -> None:
     ):
         console.print(f"  {name}: {readable_bytes(size)}", markup=False)
     if file is not None:
-        console.print(f"Installed in {file}: the next start of a provider charges it.", markup=False)
+        effect = (
+            "the shipped floor goes before it" if id in SHIPPED_FLOORS else "the next start of a provider charges it"
+        )
+        console.print(f"Installed in {file}: {effect}.", markup=False)
