@@ -189,7 +189,7 @@ def test_a_limit_bounds_this_provider_and_claims_nothing_of_the_others(
     assert ceiling_for_load(reading) == int(ceiling * GIB)
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), outstanding=sizes)
 def test_nothing_is_ever_negative_and_what_is_usable_is_within_the_ceiling(reading: Reading, outstanding: int) -> None:
     usable, ceiling = usable_for_load(reading, outstanding), ceiling_for_load(reading)
@@ -199,7 +199,7 @@ def test_nothing_is_ever_negative_and_what_is_usable_is_within_the_ceiling(readi
     assert 0 <= live_kv_headroom(reading, outstanding) <= reading.cap_bytes
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), required=sizes, outstanding=sizes, more=sizes)
 def test_more_memory_never_makes_it_worse(reading: Reading, required: int, outstanding: int, more: int) -> None:
     if reading.available_bytes is not None:
@@ -214,7 +214,7 @@ def test_more_memory_never_makes_it_worse(reading: Reading, required: int, outst
         assert fits_at_allocation(required, reading, outstanding, 0)
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), required=sizes, others=sizes, own=sizes)
 def test_an_own_claim_neither_helps_nor_hinders_at_allocation(
     reading: Reading, required: int, others: int, own: int
