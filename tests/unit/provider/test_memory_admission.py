@@ -104,6 +104,7 @@ def test_a_hybrids_state_is_fixed_per_sequence() -> None:
         (machine(24, 8, active=12, cache=1, idle=12), 4, 17),
         (machine(24, 8, active=12, cache=1), 4, 5),  # what is loaded is at work: only the cache can go
         (machine(24, None, active=12, cache=1, idle=12), 7, 20),
+        (machine(24, None, active=12, cache=1, idle=5), 7, 13),
         (machine(24, 20, active=12, idle=12), 8, 20),
         (machine(24, 0, active=30), 0, 0),
         (machine(3, 3), 0, 0),
