@@ -118,13 +118,16 @@ class _Answer:
     text: str | None = None
     calls: list[Json] = field(default_factory=list)
 
-    def turn(self) -> Turn:
+    def turns(self) -> list[Turn]:
+        """None of reasoning that led to nothing."""
+        if self.text is None and not self.calls:
+            return []
         message: Message = {"role": "assistant", "content": self.text or ""}
         if self.reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = self.calls
-        return Turn(message, self.place)
+        return [Turn(message, self.place)]
 
 
 def _turns(items: list[Json]) -> Iterator[Turn]:
@@ -133,7 +136,7 @@ def _turns(items: list[Json]) -> Iterator[Turn]:
         place = f"input[{number}]"
         kind = _kind(item, place)
         if answer is not None and not _goes_on(answer, kind, item):
-            yield answer.turn()
+            yield from answer.turns()
             answer = None
         match kind:
             case "message" if item["role"] != "assistant":
@@ -143,8 +146,8 @@ def _turns(items: list[Json]) -> Iterator[Turn]:
             case _:
                 answer = answer or _Answer(place)
                 _add(answer, kind, item, place)
-    if answer is not None and (answer.text is not None or answer.calls):
-        yield answer.turn()
+    if answer is not None:
+        yield from answer.turns()
 
 
 def _goes_on(answer: _Answer, kind: str, item: Json) -> bool:
