@@ -16,7 +16,7 @@ import openai
 import uvicorn
 
 from provider.api.app import create_app
-from tests.fixtures.api_serving import QuietStatus, Script, ScriptedServing
+from tests.fixtures.api_serving import TOKENIZER, QuietStatus, Script, ScriptedServing
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Running:
             timeout=10,
             _strict_response_validation=True,
         )
+
+    def prompt_of(self, number: int) -> str:
+        """The text of a request's prompt, control tokens and all."""
+        return TOKENIZER.decode(self.serving.requests[number].prompt, skip_special_tokens=False)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
