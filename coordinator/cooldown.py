@@ -1,4 +1,5 @@
-"""When a provider keeps refusing a model for want of capacity, it is left alone for a while: pure.
+"""A provider that keeps refusing a model for want of capacity is left alone for a while, and then tried with one
+request at a time until it accepts: pure.
 
 A provider may look idle and still refuse (its own view of memory differs from what it reports); asked again at once, it
 refuses again, thousands of times over.
@@ -36,6 +37,10 @@ class Cooldown:
 
     def active(self, now_s: float) -> bool:
         return now_s < self.until_s
+
+    def forbids(self, now_s: float, trying: bool) -> bool:
+        """`trying`: a request is with the provider already, and has not been accepted."""
+        return self.active(now_s) or (trying and self.refusals >= REFUSALS)
 
 
 def refused(known: Cooldown | None, capacity: Capacity, now_s: float) -> Cooldown:

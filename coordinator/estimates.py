@@ -95,9 +95,9 @@ def tokens(prompts: list[Text], ratio: Ratio) -> Tokens:
 
 def prompts_of(body: Mapping[str, Any]) -> list[Text]:
     """The prompts of a generation's body, which may be JSON of any form."""
-    messages = body.get("messages")
-    if messages is not None:
-        return [_text(messages)]
+    for conversation, before in (("messages", "system"), ("input", "instructions")):
+        if body.get(conversation) is not None:
+            return [_text([body.get(before), body[conversation]])]
     prompt = body.get("prompt")
     if isinstance(prompt, list) and not all(isinstance(part, int) for part in prompt):
         return [_text(one) for one in prompt]
@@ -121,7 +121,11 @@ def _pieces(prompt: object) -> Iterator[str | int]:
                 yield piece
             case list() as parts:
                 rest.extend(parts)
+            case {"type": "reasoning"}:
+                pass
             case {"role": "assistant", "content": str() as content}:
                 yield content.rpartition(THINKING_ENDS)[2]
+            case {"output": part}:
+                rest.append(part)
             case {"text": part} | {"content": part}:
                 rest.append(part)

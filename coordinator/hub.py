@@ -303,9 +303,9 @@ class Hub:
             self._views[provider_id] = fleet.full(view, model, self._clock() + for_s)
 
     def note_refused(self, provider_id: str, model: str) -> None:
-        """The provider has refused for want of capacity."""
+        """The provider has refused for want of capacity: that counts against it unless it is seen to be full."""
         view = self._views.get(provider_id)
-        if view is None:
+        if view is None or mirror.crowded(view, model):
             return
         now, known = self._clock(), view.cooldowns.get(model)
         cooling = cooldown.refused(known, mirror.capacity(view, model), now)

@@ -44,7 +44,7 @@ class Progress:
 
     def delivered(self, data: Mapping[str, Any]) -> None:
         self.chunks += 1
-        self.delivered_tokens += any(_has_content(choice) for choice in data.get("choices") or ())
+        self.delivered_tokens += _says_something(data)
 
     def bill(self, job: Job, result: Done | Failure | None, finished_at: datetime) -> Usage:
         """`result` None: the client went away. Tokens as the provider counted them, else as delivered."""
@@ -79,6 +79,14 @@ def outcome(result: Done | Failure | None) -> JobOutcome:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value < 2**63 else None
+
+
+def _says_something(data: Mapping[str, Any]) -> bool:
+    """A chunk of any API: one with choices, or a delta of messages or responses."""
+    kind = data.get("type")
+    if isinstance(kind, str):
+        return kind == "content_block_delta" or kind.endswith(".delta")
+    return any(_has_content(choice) for choice in data.get("choices") or ())
 
 
 def _has_content(choice: object) -> bool:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from coordinator.cooldown import Capacity, outdated
 from coordinator.fleet import ProviderView
 from coordinator.store.records import MemoryTables
-from provider.memory.caps import CAP_FRACTION, GIB, effective_cap, minimum_serviceable_kv
+from provider.memory.caps import CAP_FRACTION, GIB, MINIMUM_KV_BYTES, effective_cap, minimum_serviceable_kv
 from provider.memory.floors import serving_set
 from provider.memory.regimes import release_of, reserve_of_release
 from provider.memory.requirement import Charge, padded_weights, required_for_load, sequence_bytes
@@ -116,41 +116,62 @@ def token_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int |
     slot = view.slots.get(ad.id)
     if slot is not None and slot.tokens_max:
         return slot.tokens_max
-    if slot is not None and slot.state in LOADED:
-        return 0 if slot.kv_bytes_per_token else None
-    if slot is not None and slot.state == "failed":
-        return None
+    if slot is not None and (_loaded(slot) or slot.state == "failed"):
+        return 0 if known_zero(slot) else None
     return _estimated_budget(view, ad, tables)
 
 
 def known_zero(slot: Slot | None) -> bool:
     """Loaded, with a rate and nothing to spend: it can serve nobody."""
-    return slot is not None and slot.state in LOADED and slot.kv_bytes_per_token > 0 and slot.tokens_max == 0
+    return slot is not None and _loaded(slot) and slot.kv_bytes_per_token > 0 and slot.tokens_max == 0
 
 
 def too_long(at_least_tokens: int, view: ProviderView, ad: ModelAd, tables: MemoryTables) -> TooLong | None:
     """For a prompt of at least so many tokens. A budget of nothing is no matter of the prompt."""
     if 0 < ad.context_length <= at_least_tokens:
         return TooLong.CONTEXT_EXCEEDED
+    if not _loaded(view.slots.get(ad.id)) and at_least_tokens <= _least_room(ad):
+        return None
     budget = token_budget(view, ad, tables)
     return TooLong.PROMPT_TOO_LONG if budget and budget < at_least_tokens else None
 
 
 def longest_prompt(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int:
     """The bound that `too_long` holds a prompt against; 0 where it knows none."""
-    return min((bound for bound in (ad.context_length, token_budget(view, ad, tables)) if bound), default=0)
+    budget = token_budget(view, ad, tables)
+    if budget and not _loaded(view.slots.get(ad.id)):
+        budget = max(budget, _least_room(ad))
+    return min((bound for bound in (ad.context_length, budget) if bound), default=0)
+
+
+def _least_room(ad: ModelAd) -> int:
+    """What a provider that has loaded the model leaves it at least, in tokens: with less it does not load."""
+    return MINIMUM_KV_BYTES // ad.kv_bytes_per_token if ad.kv_bytes_per_token else 0
+
+
+def _loaded(slot: Slot | None) -> bool:
+    return slot is not None and slot.state in LOADED
 
 
 def capacity(view: ProviderView, model: str) -> Capacity:
     """As of the last heartbeat; one that differs makes a former refusal stale."""
     slot, ad = view.slots.get(model), view.models.get(model)
     return Capacity(
-        loaded=slot is not None and slot.state in LOADED,
+        loaded=_loaded(slot),
         full=slot is not None and _full(slot),
         tokens_max=0 if slot is None else slot.tokens_max,
         max_concurrency=0 if slot is None else slot.max_concurrency,
         cold_load=ColdLoad.UNKNOWN if ad is None else cold_load(view, ad),
     )
+
+
+def crowded(view: ProviderView, model: str) -> bool:
+    """Whether a refusal of a request that is with the provider is no wonder: with it, there are too many."""
+    slot = view.slots.get(model)
+    if slot is None:
+        return False
+    held = sum(hold.model == model for hold in view.holds.values())
+    return _full(slot) or 0 < slot.max_concurrency < slot.running + slot.waiting + held
 
 
 def eased(view: ProviderView) -> ProviderView:

@@ -7,7 +7,7 @@ from enum import IntEnum, StrEnum
 
 from coordinator import mirror
 from coordinator.config import Timings
-from coordinator.fleet import Presence, ProviderView, presence
+from coordinator.fleet import Hold, Presence, ProviderView, presence
 from coordinator.mirror import ColdLoad, TooLong
 from coordinator.store.records import MemoryTables
 from provider.protocol import ModelAd, Slot
@@ -175,7 +175,7 @@ def _unfit(
     if view.draining:
         return Reason.DRAINING
     cooldown = view.cooldowns.get(request.model)
-    if cooldown is not None and cooldown.active(now_s):
+    if cooldown is not None and cooldown.forbids(now_s, trying=bool(_held(request.model, view))):
         return Reason.COOLING
     return Reason.TRIED if view.provider_id in request.tried else None
 
@@ -227,11 +227,15 @@ def _crowded(request: Request, view: ProviderView, slot: Slot | None) -> Reason 
 
 def _at_work(model: str, view: ProviderView, slot: Slot | None) -> int:
     reported = 0 if slot is None else slot.running + slot.waiting
-    return reported + sum(hold.model == model for hold in view.holds.values())
+    return reported + len(_held(model, view))
 
 
 def _held_tokens(model: str, view: ProviderView) -> int:
-    return sum(hold.prompt_tokens for hold in view.holds.values() if hold.model == model)
+    return sum(hold.prompt_tokens for hold in _held(model, view))
+
+
+def _held(model: str, view: ProviderView) -> list[Hold]:
+    return [hold for hold in view.holds.values() if hold.model == model]
 
 
 def _slots(slot: Slot | None) -> int:

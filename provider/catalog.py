@@ -93,12 +93,18 @@ class Factory:
     """Makes a Model of files, by this provider's configuration."""
 
     def __init__(
-        self, config: ProviderConfig, files: Files, create_runner: Callable[[], Runner], watcher: Watcher
+        self,
+        config: ProviderConfig,
+        files: Files,
+        create_runner: Callable[[], Runner],
+        watcher: Watcher,
+        clock: Callable[[], float],
     ) -> None:
         self.files = files
         self._config = config
         self._create_runner = create_runner
         self._watcher = watcher
+        self._clock = clock
 
     def create(self, path_or_id: str) -> Model:
         """Blocks. Raises ModelError."""
@@ -158,6 +164,7 @@ class Factory:
             spec,
             SlotLimits(engine.max_concurrent, self._config.max_waiting),
             self._create_runner,
+            clock=self._clock,
             planned=Planned(self._context_tokens(checkpoint), checkpoint.vocab_size),
             on_failed=lambda self_test: self._watcher.worker_given_up(id, self_test),
             on_replaced=lambda: self._watcher.worker_replaced(id),

@@ -36,7 +36,8 @@ class Granting:
         if wanted is None:
             return False
         granted = self._occupancy.granted
-        return await self._push(clamped(granted, {id: wanted[id] for id in granted}), reserve)
+        survivors = {id: share for id, share in wanted.items() if id in granted}
+        return await self._push(clamped(granted, survivors), reserve)
 
     async def regrow(self) -> bool:
         """Gives everybody its share: whoever has more is shrunk first, and then the others get what has come free.
@@ -46,7 +47,7 @@ class Granting:
             wanted = self._occupancy.shares(reserve)
             if wanted is None:
                 return False
-            if all(share <= wanted[id] for id, share in self._occupancy.granted.items()):
+            if all(share >= self._occupancy.granted.get(id, 0) for id, share in wanted.items()):
                 return await self._push(wanted, reserve)
         return False
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, assert_never
+from typing import Literal, Protocol, assert_never
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from provider.api.surface import Chunk, Complete, NoticeItem, Surface
@@ -72,6 +72,12 @@ class LinkState:
     connected: bool = False
     reason: str | None = None
     routability: dict[str, dict[str, object]] = field(default_factory=dict)
+
+
+class Socket(Protocol):
+    async def recv(self) -> str | bytes: ...
+
+    async def send(self, message: str, /) -> None: ...
 
 
 class Link:
@@ -147,8 +153,7 @@ class Link:
                 proxy=_proxy(self._url),
                 user_agent_header=f"darkbloom-py/{self.identity.version}",
             ) as socket:
-                self._connection = Connection(socket, self)
-                await self._connection.serve()
+                await self.converse(socket)
         except ConnectionClosed as closed:
             return self._closed(closed.rcvd.code if closed.rcvd else None)
         except InvalidURI as error:
@@ -158,9 +163,15 @@ class Link:
         except Exception as error:
             log.exception("link_failed url=%s", self._url)
             return f"{type(error).__name__}: {error}"
+        return "closed"
+
+    async def converse(self, socket: "Socket") -> None:
+        """Over an open socket, until it closes (ConnectionClosed)."""
+        self._connection = Connection(socket, self)
+        try:
+            await self._connection.serve()
         finally:
             self._connection = None
-        return "closed"
 
     def _closed(self, code: int | None) -> str:
         if code in FATAL:
@@ -179,7 +190,7 @@ def _proxy(url: str) -> Literal[True] | None:
 class Connection:
     """One live socket. Its writer is the only one that sends; requests run as tasks and end with it."""
 
-    def __init__(self, socket: ClientConnection, link: Link) -> None:
+    def __init__(self, socket: Socket, link: Link) -> None:
         self._socket = socket
         self._link = link
         self._session = Session(link.identity)

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provider.errors import ModelError
-from provider.hardware import Hardware
+from provider.hardware import Hardware, memory_in_use
 from provider.identity import write_atomically
 from provider.models.checkpoint import Checkpoint
 
@@ -41,7 +41,7 @@ class FloorsFile(BaseModel):
 
 def device_key(hardware: Hardware) -> str:
     """`unified: Apple M2 Max`, `discrete: NVIDIA H200`."""
-    return f"{hardware.memory_kind}: {hardware.chip or hardware.machine}"
+    return f"{memory_in_use(hardware.memory_kind)}: {hardware.chip or hardware.machine}"
 
 
 def install(data_dir: Path, entry: LocalFloor) -> Path:

@@ -74,7 +74,7 @@ class Residency:
         self.started = False
         self.last_load_error: LoadError | None = None
         self.retired = Retirement()
-        self.factory = Factory(config, files or LocalFiles(), create_runner, self)
+        self.factory = Factory(config, files or LocalFiles(), create_runner, self, clock)
         self.occupancy = Occupancy(_bounds(config, physical_bytes, floors))
         self.granting = Granting(self.occupancy)
         self._read_memory = read_memory or _nothing_read(clock)

@@ -9,7 +9,7 @@ from provider.config import ProviderConfig
 from provider.described import FRACTION_VARIABLE, RESERVE_VARIABLE
 from provider.errors import ModelError
 from provider.fitness import Candidate, MachineFacts
-from provider.hardware import Hardware
+from provider.hardware import Hardware, memory_in_use
 from provider.local_floors import device_key, local_floors
 from provider.memory.caps import cap_fraction, effective_cap, gib_to_bytes, minimum_serviceable_kv
 from provider.memory.floors import DEFAULT_FLOOR_BYTES, FloorTable, floor, floor_table
@@ -22,7 +22,7 @@ from provider.models.resolve import find_model
 from provider.probes import MlxOutcome
 from provider.programs import largest_programs
 from provider.running import Running, read_running
-from provider.system_memory import SystemMemory, read_system_memory
+from provider.system_memory import MemoryKind, SystemMemory, read_system_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ def read_memory_facts(
 ) -> MemoryFacts:
     """Looks at everything once; `asked` are the models in question."""
     now_s = time.time()
-    memory = _read_memory(hardware, mlx)
+    kind = memory_in_use(hardware.memory_kind)
+    memory = _read_memory(kind, mlx)
     running = read_running(config.data_dir, now_s)
     known = [*asked, *_servable_beside(asked, env)]
     floors = _floors_here(config, hardware, known)
@@ -51,7 +52,7 @@ def read_memory_facts(
     fraction = cap_fraction(env.get(FRACTION_VARIABLE))
     return MemoryFacts(
         memory=memory,
-        kind=hardware.memory_kind,
+        kind=kind,
         cap_bytes=None
         if memory.physical_bytes is None
         else effective_cap(memory.physical_bytes, config.memory_reserve_bytes, config.memory_limit_bytes, fraction),
@@ -152,10 +153,10 @@ def _candidate(known: Known, config: ProviderConfig) -> Candidate | None:
     return Candidate(id=known.id, size_bytes=size, vision=found.vision, minimum_kv_bytes=minimum)
 
 
-def _read_memory(hardware: Hardware, mlx: MlxOutcome) -> SystemMemory:
+def _read_memory(kind: MemoryKind, mlx: MlxOutcome) -> SystemMemory:
     """Of a discrete GPU, MLX knows what its driver's tool does not tell."""
-    found = read_system_memory(hardware.memory_kind)
-    if hardware.memory_kind != "discrete" or found.physical_bytes is not None:
+    found = read_system_memory(kind)
+    if kind != "discrete" or found.physical_bytes is not None:
         return found
     return replace(found, physical_bytes=mlx.total_bytes, available_bytes=mlx.free_bytes)
 

@@ -20,7 +20,7 @@ from coordinator.store.records import Token, TokenKind
 from provider.api.wire import Failure, memory_refused, model_not_found, unavailable
 from provider.protocol import DesiredModel, DesiredModels, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
 
-router = APIRouter()
+router = APIRouter(responses={"default": {"description": "An error, in OpenAI's form."}})
 Operator = Annotated[Token, Depends(requires(TokenKind.ADMIN))]
 Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 MAX_DESIRED = 1000

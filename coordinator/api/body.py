@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -31,9 +32,22 @@ async def read(request: Request, kind: type[Body]) -> Body:
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """The body of a route that uses `read`, for OpenAPI."""
+    """The body of a route that uses `read`, for OpenAPI: without references, which would point nowhere there."""
     schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    whole = _inlined(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole}}}}
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    match schema:
+        case {"$ref": str(reference)}:
+            return _inlined(definitions[reference.rpartition("/")[2]], definitions)
+        case dict():
+            return {key: _inlined(value, definitions) for key, value in schema.items()}
+        case list():
+            return [_inlined(value, definitions) for value in schema]
+        case _:
+            return schema
 
 
 async def _read(request: Request) -> bytes:

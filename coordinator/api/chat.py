@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: passed on to a provider, which does all validation but this."""
+"""The routes of generation: passed on to a provider, which does all validation but this."""
 
 import uuid
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from coordinator.api.errors import Refusal
 from coordinator.api.relay import Relay
 from coordinator.job import Job
 from coordinator.store.records import Token, TokenKind
+from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.wire import invalid_request
 
 router = APIRouter()
@@ -22,24 +23,19 @@ Caller = Annotated[Token, Depends(requires(TokenKind.API))]
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
-@router.post("/v1/chat/completions", openapi_extra=BODY)
-async def chat_completions(request: Request, caller: Caller) -> Response:
-    return await _generate(request, caller)
-
-
-@router.post("/v1/completions", openapi_extra=BODY)
-async def completions(request: Request, caller: Caller) -> Response:
-    return await _generate(request, caller)
-
-
-async def _generate(request: Request, caller: Token) -> Response:
+@router.post("/v1/chat/completions", name="create_chat_completion", openapi_extra=BODY)
+@router.post("/v1/completions", name="create_completion", openapi_extra=BODY)
+@router.post(RESPONSES, name="create_response", openapi_extra=BODY)
+@router.post(MESSAGES, name="create_message", openapi_extra=BODY)
+@router.post(COUNT_TOKENS, name="count_message_tokens", openapi_extra=BODY)
+async def generate(request: Request, caller: Caller) -> Response:
     body = await read_object(request)
     job = Job(
         id=str(uuid.uuid4()),
         token_id=caller.id,
         endpoint=request.url.path,
         model=_model(body),
-        stream=_stream(body),
+        stream=_stream(body) and request.url.path != COUNT_TOKENS,
         body=body,
         started_at=datetime.now(UTC),
     )

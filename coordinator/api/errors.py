@@ -1,4 +1,4 @@
-"""The one place where a failure becomes an HTTP answer, in OpenAI's form."""
+"""The one place where a failure becomes an HTTP answer, in the form of the API that was called."""
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coordinator.errors import StoreDown
+from provider.api.events import error_body
 from provider.api.wire import MAX_BODY_BYTES, Failure, internal_error, invalid_request, unavailable
 
 
@@ -18,8 +19,8 @@ class Refusal(Exception):
         self.failure = failure
 
 
-def answer(failure: Failure) -> Response:
-    return JSONResponse(failure.body(), failure.status, failure.headers())
+def answer(failure: Failure, path: str) -> Response:
+    return JSONResponse(error_body(path, failure), failure.status, failure.headers())
 
 
 def install(app: FastAPI) -> None:
@@ -30,7 +31,8 @@ def install(app: FastAPI) -> None:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    response = answer(failure_of(error, request.method, request.url.path))
+    path = request.url.path
+    response = answer(failure_of(error, request.method, path), path)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response

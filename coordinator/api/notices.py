@@ -6,7 +6,8 @@ from typing import Any, assert_never
 
 from coordinator.api.errors import Refusal
 from coordinator.job import Job
-from provider.api.wire import invalid_request, sse_comment, sse_data
+from provider.api import events
+from provider.api.wire import invalid_request, sse_comment
 from provider.protocol import NoticeKind
 
 HEADER = "X-Darkbloom-Notices"
@@ -33,7 +34,7 @@ def notice_event(notices: Notices, kind: NoticeKind, job: Job, last: Mapping[str
         case Notices.COMMENT:
             return sse_comment(kind)
         case Notices.CHUNK:
-            return sse_data(_empty_chunk(job, last or {}))
+            return events.events_of(job.endpoint).chunk(_empty_chunk(job, last or {}))
         case Notices.OFF:
             return None
         case _:
@@ -41,11 +42,22 @@ def notice_event(notices: Notices, kind: NoticeKind, job: Job, last: Mapping[str
 
 
 def _empty_chunk(job: Job, last: Mapping[str, Any]) -> dict[str, Any]:
-    chat = job.endpoint.endswith("/chat/completions")
-    content: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+    """What a provider's own API says then."""
+    match job.endpoint:
+        case events.MESSAGES:
+            return {"type": "ping"}
+        case events.RESPONSES:
+            return {"type": "keepalive", "sequence_number": last.get("sequence_number", 0)}
+        case "/v1/chat/completions":
+            return _empty_choice(job, last, "chat.completion.chunk", {"delta": {}})
+        case _:
+            return _empty_choice(job, last, "text_completion", {"text": ""})
+
+
+def _empty_choice(job: Job, last: Mapping[str, Any], kind: str, content: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": last.get("id", job.id),
-        "object": "chat.completion.chunk" if chat else "text_completion",
+        "object": kind,
         "created": last.get("created", int(job.started_at.timestamp())),
         "model": job.model,
         "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": None}],

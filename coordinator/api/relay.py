@@ -1,7 +1,6 @@
 """Sends a job's outcome to its client: a stream or one object, and the job ends when the client goes away."""
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -14,7 +13,8 @@ from coordinator.api.errors import answer
 from coordinator.api.notices import Notices, notice_event
 from coordinator.dispatch import Client
 from coordinator.job import Done, Job
-from provider.api.wire import DONE, Failure, internal_error, sse_data
+from provider.api.events import events_of
+from provider.api.wire import Failure, internal_error
 from provider.protocol import NoticeKind
 
 Run = Callable[[Job, Client], Coroutine[Any, Any, Done | Failure]]
@@ -54,13 +54,13 @@ class Relay(Response):
     ) -> None:
         match result:
             case Failure() if not client.started:
-                await answer(result)(scope, receive, send)
+                await answer(result, self._job.endpoint)(scope, receive, send)
             case Done(body) if not self._job.stream:
                 await JSONResponse(body)(scope, receive, send)
             case Failure():
-                await client.end(sse_data(result.body()) + DONE)
+                await client.fail(result)
             case Done():
-                await client.end(DONE)
+                await client.end()
 
 
 class _Events:
@@ -70,23 +70,27 @@ class _Events:
         self._send = send
         self._job = job
         self._notices = notices
+        self._form = events_of(job.endpoint)
         self._last: dict[str, Any] | None = None
         self.started = False
 
     async def chunk(self, data: dict[str, Any]) -> None:
         self._last = data
-        await self._write(_encoded(data))
+        await self._write(self._form.chunk(data))
 
     async def notice(self, kind: NoticeKind) -> None:
         event = notice_event(self._notices, kind, self._job, self._last)
         if event is not None:
             await self._write(event)
 
-    async def end(self, last: bytes) -> None:
+    async def fail(self, failure: Failure) -> None:
+        await self.end(self._form.failed(failure))
+
+    async def end(self, last: bytes = b"") -> None:
         """A client that does not read is left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WRITE_S):
-                await self._write(last, more=False)
+                await self._write(last + self._form.end(), more=False)
 
     async def _write(self, body: bytes, more: bool = True) -> None:
         if not self.started:
@@ -102,14 +106,6 @@ def _result(job: asyncio.Task[Done | Failure]) -> Done | Failure:
     except Exception as error:
         log.failure("job_failed", error)
         return internal_error("The coordinator has failed at this request.")
-
-
-def _encoded(data: dict[str, Any]) -> bytes:
-    try:
-        return sse_data(data)
-    except UnicodeEncodeError:
-        # Half of a surrogate pair has no UTF-8, but JSON can still spell it.
-        return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 async def _gone(receive: Receive) -> None:

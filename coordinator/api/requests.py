@@ -41,8 +41,8 @@ class Requests:
         except Exception as error:
             log.failure("request_failed", error, request_id=request_id)
             if not status:
-                failed = failure_of(error, scope["method"], scope["path"])
-                await answer(failed)(scope, receive, tagged)
+                path = scope["path"]
+                await answer(failure_of(error, scope["method"], path), path)(scope, receive, tagged)
         finally:
             _note(scope, request_id, status, time.monotonic() - started)
         return None

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -16,8 +17,11 @@ from starlette.responses import JSONResponse, Response
 
 from provider.api.auth import ApiKeyGate
 from provider.api.body import json_object
+from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
+from provider.api.messages_body import CountBody, MessagesBody
 from provider.api.request_id import RequestIds
 from provider.api.requests import ChatBody, CompletionBody
+from provider.api.responses_body import ResponsesBody
 from provider.api.stream import AnswerResponse, NoticeMode, failure_response, notice_mode
 from provider.api.surface import Surface
 from provider.api.wire import Failure, internal_error
@@ -28,6 +32,15 @@ Health = Literal["ok", "starting", "stalled", "draining"]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 SCHEMA_REF = "#/components/schemas/{model}"
+GENERATION: dict[str, tuple[str, type[BaseModel]]] = {
+    "/v1/chat/completions": ("create_chat_completion", ChatBody),
+    "/v1/completions": ("create_completion", CompletionBody),
+    RESPONSES: ("create_response", ResponsesBody),
+    MESSAGES: ("create_message", MessagesBody),
+    COUNT_TOKENS: ("count_message_tokens", CountBody),
+}
+"""The name and the body of each route that has a body."""
+
 SERVING_STATES: tuple[Health, ...] = ("ok", "draining")
 
 
@@ -71,18 +84,13 @@ def create_app(
 
 
 def _add_generation(app: FastAPI, surface: Surface, notices: NoticeMode) -> None:
-    async def answer(request: Request, endpoint: str) -> Response:
+    async def answer(request: Request) -> Response:
         mode = notice_mode(request.headers, notices)
         body = await json_object(request)
-        return AnswerResponse(await surface.open(endpoint, body), mode)
+        return AnswerResponse(await surface.open(request.url.path, body), mode)
 
-    @app.post("/v1/chat/completions", openapi_extra=_takes("ChatBody"))
-    async def create_chat_completion(request: Request) -> Response:
-        return await answer(request, "/v1/chat/completions")
-
-    @app.post("/v1/completions", openapi_extra=_takes("CompletionBody"))
-    async def create_completion(request: Request) -> Response:
-        return await answer(request, "/v1/completions")
+    for path, (name, shape) in GENERATION.items():
+        app.post(path, name=name, openapi_extra=_takes(shape))(answer)
 
 
 def _add_models(app: FastAPI, serving: Serving, created: int) -> None:
@@ -126,15 +134,17 @@ def _add_status(app: FastAPI, status: ProviderStatus) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestFailed)
-    async def refused(_: Request, error: Exception) -> Response:
-        return failure_response(cast(RequestFailed, error).failure)  # Starlette calls it for this type alone
+    async def refused(request: Request, error: Exception) -> Response:
+        path = request.url.path
+        return failure_response(cast(RequestFailed, error).failure, path)  # Starlette calls it for this type alone
 
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: Exception) -> Response:
         wrong = cast(HTTPException, error)  # as above
         code = "method_not_allowed" if wrong.status_code == 405 else "not_found"
         message = f"{wrong.detail}: {request.method} {request.url.path}"
-        response = failure_response(Failure(wrong.status_code, "invalid_request_error", code, message))
+        failure = Failure(wrong.status_code, "invalid_request_error", code, message)
+        response = failure_response(failure, request.url.path)
         response.headers.update(wrong.headers or {})
         return response
 
@@ -143,21 +153,20 @@ def _add_errors(app: FastAPI) -> None:
         return Response(status_code=400)
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, __: Exception) -> Response:
-        return failure_response(internal_error("The server failed at this request."))
+    async def failed(request: Request, _: Exception) -> Response:
+        return failure_response(internal_error("The server failed at this request."), request.url.path)
 
 
-def _takes(shape: str) -> dict[str, Any]:
-    schema = {"$ref": SCHEMA_REF.format(model=shape)}
+def _takes(shape: type[BaseModel]) -> dict[str, Any]:
+    schema = {"$ref": SCHEMA_REF.format(model=shape.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """The bodies are read by hand, so their shapes are added by hand."""
     if app.openapi_schema is None:
-        shapes = models_json_schema(
-            [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=SCHEMA_REF
-        )[1]["$defs"]
+        bodies = [shape for _, shape in GENERATION.values()]
+        shapes = models_json_schema([(one, "validation") for one in bodies], ref_template=SCHEMA_REF)[1]["$defs"]
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         document.setdefault("components", {}).setdefault("schemas", {}).update(shapes)
         app.openapi_schema = document

@@ -25,7 +25,7 @@ class ApiKeyGate:
             return
         message = "A valid API key is required: send it as `Authorization: Bearer KEY`."
         failure = Failure(401, "authentication_error", "invalid_api_key", message)
-        response = failure_response(failure)
+        response = failure_response(failure, scope["path"])
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from provider.api.chat import ChatTranslation
 from provider.api.completions import CompletionsTranslation
+from provider.api.conversation import turns_of
 from provider.api.encoding import encode_within
-from provider.api.prompt import chat_prompt
+from provider.api.prompt import ChatPrompt, chat_prompt
+from provider.api.question import Question
 from provider.api.requests import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_CHOICES,
@@ -58,32 +60,24 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
     chat = parse(ChatBody, body)
     # The template gets messages and tools as they were sent: the order of their keys reaches the model.
     tools = (body.get("tools") or []) if chat.tool_choice != "none" else []
-    prompt = chat_prompt(
-        origin.model.tokenizer,
-        body["messages"],
-        tools,
-        chat.chat_template_kwargs or {},
-        origin.clock,
-        origin.random,
-        origin.model.n_ctx,
-    )
-    _check_prompt(prompt.token_ids, "messages", origin.model)
+    question = Question(turns_of(body["messages"]), "messages", tools, chat.template_kwargs)
+    prompt = asked(question, origin)
     translation = ChatTranslation(
         origin.envelope("chatcmpl-"),
         Tally(len(prompt.token_ids)),
-        choices=chat.n or 1,
+        choices=chat.choices,
         thinking=prompt.thinking,
-        tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in tools},
+        tools=question.schemas,
         new_call_id=lambda: new_id("call_", origin.random),
     )
-    return _job(chat, origin, [prompt.token_ids], chat.token_limit, translation)
+    return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation)
 
 
 def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
     """Every prompt is checked before any is generated. Raises RequestFailed."""
     completion = parse(CompletionBody, body)
     prompts = completion.prompts
-    choices = len(prompts) * (completion.n or 1)
+    choices = len(prompts) * completion.choices
     if choices > MAX_CHOICES:
         message = f"prompt: {choices} sequences asked for, {MAX_CHOICES} at most in one request."
         raise RequestFailed(invalid_request(message, "prompt"))
@@ -94,7 +88,7 @@ def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
     ]
     tally = Tally(sum(map(len, encoded)))
     translation = CompletionsTranslation(origin.envelope("cmpl-"), tally, choices)
-    return _job(completion, origin, encoded, completion.max_tokens, translation, DEFAULT_COMPLETION_TOKENS)
+    return job_of(completion, origin, encoded, completion.max_tokens, translation, DEFAULT_COMPLETION_TOKENS)
 
 
 def new_id(prefix: str, random: Random) -> str:
@@ -102,7 +96,23 @@ def new_id(prefix: str, random: Random) -> str:
     return prefix + "".join(random.choices(_ID_ALPHABET, k=24))
 
 
-def _job(
+def asked(question: Question, origin: Origin) -> ChatPrompt:
+    """Raises RequestFailed for a question that cannot be put to the model."""
+    model = origin.model
+    prompt = chat_prompt(
+        model.tokenizer,
+        question.turns,
+        question.tools,
+        question.template_kwargs,
+        origin.clock,
+        origin.random,
+        model.n_ctx,
+    )
+    _check_prompt(prompt.token_ids, question.param, model)
+    return prompt
+
+
+def job_of(
     body: GenerationBody,
     origin: Origin,
     prompts: Sequence[list[int]],
@@ -110,6 +120,7 @@ def _job(
     translation: Translation,
     default_limit: int | None = None,
 ) -> Job:
+    """One sequence for each choice of each prompt, at most `limit` tokens long."""
     tokenizer = origin.model.tokenizer
     sampling = _sampling(body, origin)
     stop_token_ids = [] if body.ignore_eos else sorted(tokenizer.eos_token_ids)
@@ -125,7 +136,7 @@ def _job(
             priority=body.priority or 0,
             skip_special_tokens=skip_special_tokens,
         )
-        for number, (prompt, index) in enumerate((prompt, index) for prompt in prompts for index in range(body.n or 1))
+        for number, (prompt, index) in enumerate((prompt, index) for prompt in prompts for index in range(body.choices))
     ]
     return Job(origin.model.id, requests, translation, bool(body.stream), body.include_usage)
 

@@ -68,6 +68,7 @@ class OutputParser:
         self._buffer = ""
         self._pieces: list[Piece] = []
         self._reasoned = False
+        self._thought = False
         self._drop_blank_lines = True
         """The blank lines that follow `</think>` (which may be the prompt's end) or a call belong to the markup."""
         self._gap = ""
@@ -76,6 +77,16 @@ class OutputParser:
         """The call in the buffer does not end before this."""
         self._end_tags = 0
         self._calls = 0
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the answer is inside its think block."""
+        return self._at is _At.THINKING
+
+    @property
+    def thought(self) -> bool:
+        """Whether the think block has been closed."""
+        return self._thought
 
     def push(self, text: str) -> list[Piece]:
         self._buffer += text
@@ -116,6 +127,7 @@ class OutputParser:
             if begun.startswith(tag):
                 self._buffer = begun[len(tag) :]
                 self._drop_blank_lines = True
+                self._thought = then is _At.CONTENT
                 self._at = then
                 return True
             if tag.startswith(begun):
@@ -129,6 +141,7 @@ class OutputParser:
             self._reason(thought.rstrip())
             self._buffer = rest
             self._drop_blank_lines = True
+            self._thought = True
             self._at = _At.CONTENT
             return True
         sure = len(_before_partial(self._buffer, THINK_CLOSE).rstrip())

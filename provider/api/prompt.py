@@ -1,4 +1,4 @@
-"""Chat messages to prompt tokens: one normaliser in front of the model's own template.
+"""A conversation to prompt tokens, by the model's own template.
 
 What a user writes never becomes a control token: special-token strings in user-supplied text are masked
 while the template renders, and encoded as ordinary text.
@@ -19,6 +19,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from provider.api.conversation import Turn, normalised, refuse
 from provider.api.encoding import encode_within
 from provider.api.wire import internal_error, invalid_request
 from provider.errors import RequestFailed
@@ -27,10 +28,6 @@ from provider.generation import TextTokenizer
 Json = Any
 """A decoded JSON value; only its user-supplied strings are looked at."""
 
-Message = dict[str, Json]
-
-SYSTEM_ROLES = ("system", "developer")
-TEXT_PARTS = ("text", "input_text", "output_text")
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 THINK_OPEN = "<think>"
 
@@ -56,14 +53,14 @@ class ChatPrompt:
 
 def chat_prompt(
     tokenizer: TextTokenizer,
-    messages: Sequence[Message],
+    turns: Sequence[Turn],
     tools: Sequence[Json],
     template_kwargs: Mapping[str, Json],
     clock: Callable[[], float],
     random: Random,
     n_ctx: int = sys.maxsize,
 ) -> ChatPrompt:
-    """The prompt that asks for the next assistant message. `messages` are of the shape `requests.Message`.
+    """The prompt that asks for the next assistant message. `tools` are in the form of OpenAI's chats.
 
     Raises RequestFailed (400) naming the message, the part or the key that cannot be used, or for text far
     beyond `n_ctx` tokens.
@@ -72,97 +69,72 @@ def chat_prompt(
         message = "This model has no chat template: use /v1/completions."
         raise RequestFailed(invalid_request(message, "model", "chat_template_missing"))
     mask = _Mask(tokenizer.special_tokens, random)
-    text = _render(
+    said = normalised(turns)
+    messages = [mask.hide(turn.message) for turn in said]
+    render = _Rendering(
         tokenizer.chat_template,
         clock,
         {
             **tokenizer.template_tokens,
             **mask.hide(_template_kwargs(template_kwargs)),
-            "messages": mask.hide(normalised(messages)),
             "tools": mask.hide(list(tools)) or None,
             "add_generation_prompt": True,
         },
     )
+    try:
+        text = render(messages)
+    except _TEMPLATE_ERRORS as error:
+        place = said[_first_unreadable(render, messages)].place
+        message = f"{place}: the chat template cannot render this message: {error}"
+        raise RequestFailed(invalid_request(message, place, "chat_template_error")) from error
     return ChatPrompt(mask.encode(tokenizer, text, n_ctx), thinking=text.rstrip().endswith(THINK_OPEN))
-
-
-def normalised(messages: Sequence[Message]) -> list[Message]:
-    """Every content a string, every tool argument an object, one system message at the front.
-
-    Templates differ in what they bear; this is what all of them read.
-    """
-    whole = [_normalised(message, index) for index, message in enumerate(messages)]
-    system = [message["content"] for message in whole if message["role"] in SYSTEM_ROLES]
-    others = [message for message in whole if message["role"] not in SYSTEM_ROLES]
-    if not system:
-        return others
-    return [{"role": "system", "content": "\n\n".join(filter(None, system))}, *others]
-
-
-def _normalised(message: Message, index: int) -> Message:
-    result = {**message, "content": _content(message.get("content"), index)}
-    if message.get("tool_calls"):
-        calls = enumerate(message["tool_calls"])
-        result["tool_calls"] = [_tool_call(call, index, number) for number, call in calls]
-    return result
-
-
-def _content(content: Json, index: int) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_part(part, f"messages[{index}].content[{n}]") for n, part in enumerate(content))
-
-
-def _part(part: Json, where: str) -> str:
-    kind = part.get("type")
-    if kind not in TEXT_PARTS:
-        _refuse(f"{where}: a part of type {kind!r} cannot be read: this model takes text only.", where)
-    if not isinstance(part.get("text"), str):
-        _refuse(f"{where}: a text part needs a string `text`.", where)
-    return str(part["text"])
-
-
-def _tool_call(call: Json, index: int, number: int) -> Json:
-    where = f"messages[{index}].tool_calls[{number}].function.arguments"
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
-
-
-def _arguments(arguments: Json, where: str) -> dict[str, Json]:
-    """Templates iterate over an object; the OpenAI API sends it as a JSON string."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            _refuse(f"{where}: not valid JSON.", where)
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, dict):
-        _refuse(f"{where}: must be a JSON object.", where)
-    return arguments
 
 
 def _template_kwargs(kwargs: Mapping[str, Json]) -> dict[str, Json]:
     for name in RESERVED_KWARGS:
         if name in kwargs:
-            _refuse(f"chat_template_kwargs: {name!r} is set by the server.", "chat_template_kwargs")
+            refuse(f"chat_template_kwargs: {name!r} is set by the server.", "chat_template_kwargs")
     return dict(kwargs)
 
 
-def _refuse(message: str, param: str) -> NoReturn:
-    raise RequestFailed(invalid_request(message, param))
+class _Rendering:
+    """Renders messages; raises whatever the template does."""
+
+    def __init__(self, template: str, clock: Callable[[], float], values: Mapping[str, Json]) -> None:
+        self._template = _compiled(template)
+        self._clock = clock
+        self._values = values
+
+    def __call__(self, messages: Sequence[Json]) -> str:
+        return self._template.render(
+            {**self._values, "messages": list(messages)},
+            strftime_now=self._strftime_now,
+            raise_exception=_raise_exception,
+        )
+
+    def _strftime_now(self, pattern: str) -> str:
+        return datetime.fromtimestamp(self._clock()).strftime(pattern)
 
 
-def _render(template: str, clock: Callable[[], float], values: dict[str, Json]) -> str:
-    def strftime_now(pattern: str) -> str:
-        return datetime.fromtimestamp(clock()).strftime(pattern)
+def _first_unreadable(render: _Rendering, messages: Sequence[Json]) -> int:
+    """The index of a message that cannot follow those before it, found in few renderings: with it the template fails,
+    without it it does not. Where a template fails at any beginning, it is the first message."""
+    good, bad = 0, len(messages)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if _renders(render, messages[:middle]):
+            good = middle
+        else:
+            bad = middle
+    return bad - 1
 
-    compiled = _compiled(template)
+
+def _renders(render: _Rendering, messages: Sequence[Json]) -> bool:
     try:
-        return compiled.render(values, strftime_now=strftime_now, raise_exception=_raise_exception)
-    except _TEMPLATE_ERRORS as error:
-        message = f"The chat template cannot render these messages: {error}"
-        raise RequestFailed(invalid_request(message, "messages", "chat_template_error")) from error
+        render(messages)
+    except _TEMPLATE_ERRORS:
+        return False
+    return True
 
 
 @lru_cache(maxsize=16)

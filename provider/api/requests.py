@@ -32,9 +32,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has none."""
 
 Body = TypeVar("Body", bound="GenerationBody")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def _must_be(accepted: str) -> WrapValidator:
+def must_be(accepted: str) -> WrapValidator:
     """Says what is accepted, in place of one message for each alternative of a union."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -49,14 +50,14 @@ def _must_be(accepted: str) -> WrapValidator:
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)],
-    _must_be(f"a string or a list of at most {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters"),
+    must_be(f"a string or a list of at most {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters"),
 ]
 Prompt = Annotated[
     str | list[int] | list[str] | list[list[int]],
-    _must_be("a string, a list of token ids, or a list of either"),
+    must_be("a string, a list of token ids, or a list of either"),
 ]
-Content = Annotated[str | list[dict[str, Any]], _must_be("a string, null or a list of content parts")]
-Arguments = Annotated[str | dict[str, Any], _must_be("a JSON string or an object")]
+Content = Annotated[str | list[dict[str, Any]], must_be("a string, null or a list of content parts")]
+Arguments = Annotated[str | dict[str, Any], must_be("a JSON string or an object")]
 
 
 class Shape(BaseModel):
@@ -78,10 +79,7 @@ class GenerationBody(Shape):
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: Stop | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -96,15 +94,41 @@ class GenerationBody(Shape):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def stops(self) -> list[str]:
+        return []
+
+    @property
+    def choices(self) -> int:
+        """How many answers there are to one prompt."""
+        return 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its own for the usage."""
+        return False
+
+
+class ChoicesBody(GenerationBody):
+    """What both APIs with choices may hold."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: Stop | None = None
+
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _refused("stream_options", "is allowed only with `stream: true`")
+            raise refused("stream_options", "is allowed only with `stream: true`")
         return self
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        return stops_of(self.stop)
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
 
     @property
     def include_usage(self) -> bool:
@@ -145,7 +169,7 @@ class Message(Shape):
     tool_call_id: str | None = None
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ChoicesBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: list[Tool] | None = None
@@ -153,17 +177,18 @@ class ChatBody(GenerationBody):
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    reasoning_effort: Effort | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_supported(self) -> Self:
         if self.tool_choice not in (None, "auto", "none"):
-            raise _refused("tool_choice", 'must be "auto" or "none": nothing else is supported')
+            raise refused("tool_choice", 'must be "auto" or "none": nothing else is supported')
         if self.response_format is not None and self.response_format.get("type") != "text":
-            raise _refused("response_format", 'must be {"type": "text"}: nothing else is supported')
+            raise refused("response_format", 'must be {"type": "text"}: nothing else is supported')
         if self.logprobs:
-            raise _refused("logprobs", "is not supported")
+            raise refused("logprobs", "is not supported")
         if self.top_logprobs is not None:
-            raise _refused("top_logprobs", "is not supported")
+            raise refused("top_logprobs", "is not supported")
         return self
 
     @property
@@ -172,8 +197,12 @@ class ChatBody(GenerationBody):
         given = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
         return min(given, default=None)
 
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        return {**effort_kwargs(self.reasoning_effort), **(self.chat_template_kwargs or {})}
 
-class CompletionBody(GenerationBody):
+
+class CompletionBody(ChoicesBody):
     prompt: Prompt
     best_of: int | None = None
     echo: bool | None = None
@@ -183,13 +212,13 @@ class CompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _refuse_what_is_not_supported(self) -> Self:
         if self.best_of not in (None, 1):
-            raise _refused("best_of", "is not supported")
+            raise refused("best_of", "is not supported")
         if self.echo:
-            raise _refused("echo", "is not supported")
+            raise refused("echo", "is not supported")
         if self.logprobs is not None:
-            raise _refused("logprobs", "is not supported")
+            raise refused("logprobs", "is not supported")
         if self.suffix:
-            raise _refused("suffix", "is not supported")
+            raise refused("suffix", "is not supported")
         return self
 
     @property
@@ -202,6 +231,21 @@ class CompletionBody(GenerationBody):
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
+def stops_of(stop: str | list[str] | None) -> list[str]:
+    return [stop] if isinstance(stop, str) else list(stop or [])
+
+
+def effort_kwargs(effort: Effort | None) -> dict[str, Any]:
+    """What templates know it as: a switch (Qwen), or a degree (gpt-oss)."""
+    match effort:
+        case None:
+            return {}
+        case "none":
+            return {"enable_thinking": False}
+        case _:
+            return {"enable_thinking": True, "reasoning_effort": effort}
+
+
 def parse(shape: type[Body], body: Mapping[str, Any]) -> Body:
     """Raises RequestFailed (400) naming the first field that is wrong, as `messages[0].role`."""
     try:
@@ -210,7 +254,7 @@ def parse(shape: type[Body], body: Mapping[str, Any]) -> Body:
         raise RequestFailed(_failure(error)) from None
 
 
-def _refused(field: str, reason: str) -> PydanticCustomError:
+def refused(field: str, reason: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{reason}", {"field": field, "reason": reason})
 
 

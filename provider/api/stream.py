@@ -8,13 +8,14 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Literal, assert_never, cast, get_args
+from typing import Any, Literal, assert_never, cast, get_args
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from provider.api.events import Events, error_body, events_of
 from provider.api.surface import Answer, Chunk, Complete, NoticeItem
-from provider.api.wire import DONE, Failure, internal_error, invalid_request, sse_comment, sse_data
+from provider.api.wire import Failure, internal_error, invalid_request, sse_comment
 from provider.errors import RequestFailed
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ def notice_mode(headers: Mapping[str, str], default: NoticeMode) -> NoticeMode:
     return cast(NoticeMode, wanted)  # checked above; mypy does not narrow a str by get_args
 
 
-def failure_response(failure: Failure) -> Response:
-    return JSONResponse(failure.body(), failure.status, failure.headers())
+def failure_response(failure: Failure, path: str) -> Response:
+    """In the form of the API that the request's `path` belongs to."""
+    return JSONResponse(error_body(path, failure), failure.status, failure.headers())
 
 
 class AnswerResponse(Response):
@@ -64,13 +66,13 @@ class AnswerResponse(Response):
             sending.result()
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = _EventStream(send)
+        events = _EventStream(send, events_of(scope["path"]))
         try:
             async with aclosing(self._answer.items()) as items:
                 async for item in items:
                     match item:
                         case Chunk(data):
-                            await events.write(sse_data(data))
+                            await events.chunk(data)
                         case NoticeItem(kind):
                             await self._notice(kind, events)
                         case Complete(None):
@@ -82,19 +84,18 @@ class AnswerResponse(Response):
         except Exception as error:
             failure = _failure(error)
             if events.begun:
-                await events.write(sse_data(failure.body()))
-                await events.end()
+                await events.fail(failure)
             else:
-                await failure_response(failure)(scope, receive, send)
+                await failure_response(failure, scope["path"])(scope, receive, send)
 
     async def _notice(self, kind: str, events: "_EventStream") -> None:
         if not self._answer.streaming:
             return
         match self._notices:
             case "comment":
-                await events.write(sse_comment(kind))
+                await events.comment(kind)
             case "chunk":
-                await events.write(sse_data(self._answer.empty_chunk()))
+                await events.chunk(self._answer.empty_chunk())
             case "off":
                 pass
             case _:
@@ -104,19 +105,29 @@ class AnswerResponse(Response):
 class _EventStream:
     """The status goes out with the first event; each event at once."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, events: Events) -> None:
         self._send = send
+        self._events = events
         self.begun = False
 
-    async def write(self, event: bytes) -> None:
+    async def chunk(self, data: Mapping[str, Any]) -> None:
+        await self._write(self._events.chunk(data))
+
+    async def comment(self, text: str) -> None:
+        await self._write(sse_comment(text))
+
+    async def fail(self, failure: Failure) -> None:
+        await self._write(self._events.failed(failure))
+        await self.end()
+
+    async def end(self) -> None:
+        await self._write(self._events.end(), more=False)
+
+    async def _write(self, body: bytes, more: bool = True) -> None:
         if not self.begun:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
-
-    async def end(self) -> None:
-        await self.write(DONE)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _failure(error: Exception) -> Failure:

@@ -12,18 +12,14 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
-from provider.api.job import Job, Origin, chat_job, completions_job, new_id
+from provider.api.job import Job, Origin, new_id
+from provider.api.jobs import JOBS
 from provider.api.translation import Chunk as ChunkData
 from provider.api.wire import Failure, internal_error, invalid_request
 from provider.errors import RequestFailed
 from provider.generation import Delta, Finished, GenerationRequest, Notice, Serving
 
 NoticeKind = Literal["preempted", "preempt-keepalive", "resumed", "recomputed"]
-
-JOBS: dict[str, Callable[[Mapping[str, Any], Origin], Job]] = {
-    "/v1/chat/completions": chat_job,
-    "/v1/completions": completions_job,
-}
 
 MERGE_EVENTS = 64
 """How far the sequences of one request may run ahead of its reader."""

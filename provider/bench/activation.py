@@ -14,9 +14,10 @@ from rich.console import Console
 from provider import options
 from provider.config import data_directory, make_data_directory
 from provider.errors import ConfigError, DarkbloomError, ModelUnsupported
-from provider.hardware import Hardware, read_hardware, read_system_memory
+from provider.hardware import Hardware, memory_in_use, read_hardware, read_system_memory
 from provider.local_floors import LocalFloor, device_key, install
 from provider.memory.caps import OS_FLOOR_BYTES
+from provider.memory.floors import SHIPPED_FLOORS
 from provider.memory.requirement import padded_weights, sequence_bytes
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.commands import readable_bytes
@@ -115,7 +116,7 @@ def needed_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _refuse_without_room(id: str, checkpoint: Checkpoint, hardware: Hardware) -> None:
-    available = read_system_memory(hardware.memory_kind).available_bytes
+    available = read_system_memory(memory_in_use(hardware.memory_kind)).available_bytes
     needed = needed_bytes(checkpoint) + OS_FLOOR_BYTES
     if available is not None and needed > available:
         raise ConfigError(
@@ -127,7 +128,7 @@ def _refuse_without_room(id: str, checkpoint: Checkpoint, hardware: Hardware) ->
 def _install(
     found: ResolvedModel, checkpoint: Checkpoint, measured: Measured, hardware: Hardware, data_dir: Path
 ) -> Path:
-    if measured.device.startswith("cpu") and hardware.memory_kind != "host":
+    if measured.device.startswith("cpu") and memory_in_use(hardware.memory_kind) != "host":
         raise ConfigError(
             f"MLX computed on {measured.device} and not on the GPU of this machine: nothing is installed."
         )
@@ -157,4 +158,7 @@ def _print(id: str, measured: Measured, file: Path | None) -> None:
     ):
         console.print(f"  {name}: {readable_bytes(size)}", markup=False)
     if file is not None:
-        console.print(f"Installed in {file}: the next start of a provider charges it.", markup=False)
+        effect = (
+            "the shipped floor goes before it" if id in SHIPPED_FLOORS else "the next start of a provider charges it"
+        )
+        console.print(f"Installed in {file}: {effect}.", markup=False)

@@ -18,7 +18,8 @@ from provider.backends.mlx.device import device_name, reset_peak
 from provider.bench.activation import BATCH, Lengths, Measured, lengths_for
 from provider.engine import Engine
 from provider.generation import GenerationRequest, Sampling
-from provider.pipe import LoadSpec
+from provider.models.checkpoint import read_checkpoint
+from provider.pipe import DraftSpec, LoadSpec
 from provider.scheduler.sequence import State
 from provider.worker import build
 
@@ -39,7 +40,7 @@ class Taken:
 
 
 def measure(directory: Path) -> Measured:
-    engine, loaded = build(LoadSpec(backend="mlx", directory=str(directory), max_concurrent=BATCH))
+    engine, loaded = build(_spec(directory))
     lengths = lengths_for(loaded.n_ctx, engine.scheduler.limits.chunk_tokens)
     weights, resident = engine.backend.memory().active_bytes, _resident_bytes()
     for number in range(BATCH):
@@ -89,6 +90,13 @@ def _held_by_chat(engine: Engine) -> dict[str, int]:
     return {
         one.id: pool.sequence_bytes(one.computed) if one.state in inside else 0 for one in engine.scheduler.states()
     }
+
+
+def _spec(directory: Path) -> LoadSpec:
+    """As the model is served by default: with its own prediction head, where it has one."""
+    probe = read_checkpoint(directory).mtp
+    drafts = DraftSpec(mode="auto", killed=False, declaration=probe.declaration.value, model_type=probe.model_type)
+    return LoadSpec(backend="mlx", directory=str(directory), max_concurrent=BATCH, drafts=drafts)
 
 
 def _resident_bytes() -> int:

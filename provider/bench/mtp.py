@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from provider.api.conversation import turns_of
 from provider.api.prompt import chat_prompt
 from provider.bench import client
 from provider.bench.client import BenchError, Target
@@ -55,7 +56,7 @@ class Counting:
 
 def chat_tokens(tokenizer: ModelTokenizer, question: str) -> list[int]:
     messages = [{"role": "user", "content": question}]
-    return chat_prompt(tokenizer, messages, [], {}, time.time, Random(0)).token_ids
+    return chat_prompt(tokenizer, turns_of(messages), [], {}, time.time, Random(0)).token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

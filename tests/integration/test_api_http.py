@@ -3,24 +3,18 @@
 import asyncio
 import json
 import socket
-import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from random import Random
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
 
-from provider.api.app import create_app
 from provider.api.wire import MAX_BODY_BYTES, context_exceeded, internal_error, queue_full
 from provider.errors import RequestFailed
 from provider.generation import Delta, GenerationRequest, Notice
-from tests.fixtures.api_serving import Event, QuietStatus, Script, ScriptedServing, finished, refuses, says
+from tests.fixtures.api_serving import Event, Script, finished, refuses, says
+from tests.integration.api_server import running, until
 
 MODEL = "darkbloom-demo"
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -33,55 +27,6 @@ WEATHER: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-
-
-@dataclass(frozen=True)
-class Running:
-    """A server of a scripted provider."""
-
-    serving: ScriptedServing
-    status: QuietStatus
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self, api_key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=10)
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
-
-    def post(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(self.url + path, content=content, headers=headers, timeout=30)
-
-
-@contextmanager
-def running(script: Script, **options: Any) -> Iterator[Running]:
-    serving, status = ScriptedServing(script), QuietStatus()
-    app = create_app(serving, status, random=Random(1), **options)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        until(lambda: server.started)
-        yield Running(serving, status, listener.getsockname()[1])
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
-        assert not thread.is_alive()
-        assert not serving.alive
-
-
-def until(true: Callable[[], bool], timeout_s: float = 5) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 async def endless(request: GenerationRequest) -> AsyncGenerator[Event]:
@@ -141,7 +86,8 @@ def test_the_openai_sdk_gets_tool_calls_whole_and_streamed() -> None:
 
 
 def test_the_openai_sdk_completes_several_prompts() -> None:
-    with running(says("ab")) as server, server.client() as client:
+    # A chunk's `finish_reason` is null until the last, which the SDK's type of a completion leaves out.
+    with running(says("ab")) as server, server.client(strict=False) as client:
         whole = client.completions.create(model=MODEL, prompt=["x", "y"], n=2)
         assert [choice.text for choice in whole.choices] == ["ab"] * 4
         texts = ["", "", "", ""]

@@ -164,6 +164,22 @@ def test_who_keeps_refusing_is_left_alone_for_a_while(postgres: str) -> None:
     asyncio.run(scene())
 
 
+def test_who_is_full_is_full_and_not_suspected(postgres: str) -> None:
+    async def full(played: Provider, request: InferenceRequest) -> None:
+        await played.fail(request, status=429, code="queue_full", message="full", retryable=True)
+
+    async def scene() -> None:
+        async with coordinator(postgres) as running, provider(running, full) as played, running.client() as client:
+            await played.beat(slots=[slot(running=4, waiting=1)])
+            await asyncio.sleep(0.05)
+            for _ in range(6):
+                got = await client.post("/v1/chat/completions", json=chat())
+                assert (got.status_code, got.json()["error"]["code"]) == (429, "queue_full")
+            assert (await shown(running))["cooldowns"] == []
+
+    asyncio.run(scene())
+
+
 def test_an_accept_in_between_keeps_a_provider_in_use(postgres: str) -> None:
     async def scene() -> None:
         stubborn = Stubborn()

@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
+from provider.api.conversation import turns_of
 from provider.api.prompt import chat_prompt
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.tokenizer import ModelTokenizer
@@ -42,7 +43,7 @@ class Demo:
 
     def prompt(self, example: Example, **template: Any) -> list[int]:
         messages = [{"role": "user", "content": example.question}]
-        made = chat_prompt(self.tokenizer, messages, example.tools, template, lambda: 0.0, Random(0))
+        made = chat_prompt(self.tokenizer, turns_of(messages), example.tools, template, lambda: 0.0, Random(0))
         return made.token_ids
 
     def answer(self, example: Example, max_tokens: int = 80, **template: Any) -> str:

@@ -226,9 +226,12 @@ def test_an_operator_loads_and_unloads_models_of_a_provider(fleet: Fleet, tmp_pa
     models = [word for path in others for word in ("--model", str(path))]
     admin = Api(fleet.url, fleet.create_token("admin"))
 
-    def order(what: str, model: str) -> tuple[int, dict[str, Any]]:
-        answer = admin.post(json.dumps({"model": model}).encode(), f"/v1/admin/providers/many/{what}")
+    def order(what: str, model: str, **more: str) -> tuple[int, dict[str, Any]]:
+        answer = admin.post(json.dumps({"model": model, **more}).encode(), f"/v1/admin/providers/many/{what}")
         return answer.status_code, answer.json()
+
+    def last_word(model: str) -> Any:
+        return next((one for one in fleet.shown()["many"]["prefetches"] if one["model_id"] == model), {}).get("status")
 
     def loaded() -> set[str]:
         return {slot["model"] for slot in fleet.shown()["many"]["slots"]}
@@ -257,6 +260,15 @@ def test_an_operator_loads_and_unloads_models_of_a_provider(fleet: Fleet, tmp_pa
         assert loaded() == {MODEL, "second"}
         (last,) = [one for one in fleet.shown()["many"]["loads"] if one["model_id"] == "huge"]
         assert last["status"] == "failed"
+
+        third = str(write_model(tmp_path / "third"))
+        assert order("prefetch", "forged", source=third, digest="0" * 64)[0] == 202
+        until(lambda: last_word("forged") == "failed", what="the refusal of another digest")
+        assert order("prefetch", "third", source=third)[0] == 202
+        until(lambda: last_word("third") == "verified", what="the model that was fetched")
+        until(lambda: "third" in {one["id"] for one in fleet.shown()["many"]["models"]}, what="its advertisement")
+        assert fleet.api.text({**counting(3, 8), "model": "third"}).startswith("3, 4")
+        assert "forged" not in {one["id"] for one in fleet.shown()["many"]["models"]}
 
 
 def test_a_provider_in_the_background_is_seen_keeps_its_identity_and_stops_in_order(fleet: Fleet) -> None:

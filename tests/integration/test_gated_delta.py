@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
-from provider.backends.mlx.gated_delta import CHUNK, recur
+from provider.backends.mlx.gated_delta import CHUNK, in_chunks, log_decay, recur
 
 GEOMETRIES = [(2, 4, 32, 32), (4, 8, 64, 64), (1, 3, 16, 48), (2, 2, 64, 32), (16, 32, 128, 128)]
 GATES = {"ordinary": 1.0, "extreme": 40.0, "open": 0.001}
@@ -53,9 +53,10 @@ def test_chunks_equal_steps(geometry: tuple[int, int, int, int], gate: str) -> N
     assert apart(state, state_steps) < TOLERANCE
 
 
-@pytest.mark.parametrize("cuts", [[16], [48, 64], [16, 32, 48, 64, 80, 96]])
-def test_any_cut_on_the_grid_is_bit_identical(cuts: list[int]) -> None:
-    told = inputs(GEOMETRIES[0], 103, 1.0)
+@pytest.mark.parametrize("geometry", [GEOMETRIES[0], GEOMETRIES[2], GEOMETRIES[4]])
+@pytest.mark.parametrize("cuts", [[16], [48, 64], [16, 32, 48, 64, 80, 96], [112, 160]])
+def test_any_cut_on_the_grid_is_bit_identical(geometry: tuple[int, int, int, int], cuts: list[int]) -> None:
+    told = inputs(geometry, 183, 1.0)
     whole, state = ours(told)
     ys = []
     for start, end in zip([0, *cuts], [*cuts, None], strict=True):
@@ -63,6 +64,16 @@ def test_any_cut_on_the_grid_is_bit_identical(cuts: list[int]) -> None:
         ys.append(y)
     assert mx.array_equal(mx.concatenate(ys, axis=1), whole)
     assert mx.array_equal(told["state"], state)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_chunks_in_mlx_itself_equal_steps(gate: str) -> None:
+    told = inputs(GEOMETRIES[1], 4 * CHUNK, GATES[gate])
+    decay, strength = log_decay(told["A_log"], told["a"], told["dt_bias"]), mx.sigmoid(told["b"])
+    y, state = in_chunks(told["q"], told["k"], told["v"], decay, strength, told["state"])
+    y_steps, state_steps = gated_delta_update(**told)
+    assert apart(y, y_steps) < TOLERANCE
+    assert apart(state, state_steps) < TOLERANCE
 
 
 def test_bfloat16_on_this_cpu_takes_the_reference_steps_bit_for_bit() -> None:

@@ -84,7 +84,8 @@ def in_numpy(*told: mx.array) -> tuple[mx.array, mx.array]:
     *along, state = (np.asarray(one) for one in told)
     ys = []
     for begin in range(0, along[0].shape[1], BLOCK):
-        y, state = in_chunks(*(one[:, begin : begin + BLOCK] for one in along), state, np)
+        q, k, v, log_g, beta = (one[:, begin : begin + BLOCK] for one in along)
+        y, state = in_chunks(q, k, v, log_g, beta, state, np)
         ys.append(y)
     return mx.array(np.concatenate(ys, axis=1)), mx.array(state)
 
@@ -101,19 +102,20 @@ def in_chunks(q: Any, k: Any, v: Any, log_g: Any, beta: Any, state: Any, xp: Any
     since_start = _decay(xp.cumsum(log_g, axis=-2), xp)
     inverse = xp.where(spans > FADED, _inverse(beta * xp.tril(decays, -1) * k_k, xp), 0)
     values = inverse @ (beta * v)
-    # What S_0 adds to U and to Y, in one matrix: [B, H, N, 2 * CHUNK, dk].
-    from_state = xp.concatenate([inverse @ (beta * since_start * k), since_start * q], axis=-2)
+    # What S_0 adds to U and to Y. Two matrices: a product of [16, 128] and [128, 128] is the largest that OpenBLAS
+    # leaves to one thread, and its threads spin for seconds where other processes hold the cores.
+    to_update, to_output = inverse @ (beta * since_start * k), since_start * q
     mixing = decays * q_k
-    carried = decays[..., -1, :, None] * k
+    carried_t = _transposed(decays[..., -1, :, None] * k)
     fading = since_start[..., -1:, :]
+    state_t = _laid_out(_transposed(state), xp)
     ys = []
     for n in range(length // CHUNK):
-        seen = from_state[:, :, n] @ _transposed(state)
-        update = values[:, :, n] - seen[..., :CHUNK, :]
-        ys.append(seen[..., CHUNK:, :] + mixing[:, :, n] @ update)
-        state = fading[:, :, n] * state + _transposed(update) @ carried[:, :, n]
+        update = values[:, :, n] - to_update[:, :, n] @ state_t
+        ys.append(to_output[:, :, n] @ state_t + mixing[:, :, n] @ update)
+        state_t = fading[:, :, n] * state_t + carried_t[:, :, n] @ update
     y = xp.stack(ys, axis=2).reshape(batch, heads, length, width)
-    return y.transpose(0, 2, 1, 3).astype(dtype), state
+    return y.transpose(0, 2, 1, 3).astype(dtype), _transposed(state_t)
 
 
 def _decay(log: Any, xp: Any) -> Any:
@@ -122,6 +124,11 @@ def _decay(log: Any, xp: Any) -> Any:
 
 def _transposed(x: Any) -> Any:
     return x.swapaxes(-1, -2)
+
+
+def _laid_out(x: Any, xp: Any) -> Any:
+    """Row by row in memory: NumPy keeps a transposed layout through sums and products, which costs half the speed."""
+    return np.ascontiguousarray(x) if xp is np else mx.contiguous(x)
 
 
 def _chunked(x: Any, xp: Any) -> Any:

@@ -16,6 +16,7 @@ from mlx_lm.models.gated_delta import normalize_qk
 from provider.backends.mlx.block_cache import BlockCache
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.gated_delta import recur
+from provider.backends.mlx.gated_steps import in_steps
 from provider.backends.mlx.layout import Layout
 from provider.backends.mlx.recurrent import Captured, Recurrent, Slots
 
@@ -142,7 +143,10 @@ def _recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
     held.conv = mx.take(window, mx.arange(length, length + mixer.conv_kernel_size - 1), axis=1)
     q, k, v = _convolved(mixer, window)
     decay, beta = mixer.in_proj_a(x), mixer.in_proj_b(x)
-    y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
+    if length == 1:
+        y, (held.state,) = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
+    else:
+        y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
     return _gated(mixer, y, x)
 
 
@@ -153,14 +157,9 @@ def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent],
         window = mx.concatenate([held.conv, layout.by_row(mixer.in_proj_qkv(x))], axis=1)
         q, k, v = _convolved(mixer, window)
         decay, beta = layout.by_row(mixer.in_proj_a(x)), layout.by_row(mixer.in_proj_b(x))
-        ys, states, state = [], [], held.state
-        for t in range(layout.longest):
-            at = slice(t, t + 1)
-            y, state = recur(q[:, at], k[:, at], v[:, at], decay[:, at], beta[:, at], mixer.A_log, mixer.dt_bias, state)
-            ys.append(y)
-            states.append(state)
+        y, states = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
         held.captured = Captured(window, states)
-        return _gated(mixer, layout.flat(mx.concatenate(ys, axis=1)), x)
+        return _gated(mixer, layout.flat(y), x)
 
     return recurrence
 

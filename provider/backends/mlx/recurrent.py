@@ -31,12 +31,12 @@ class Recurrent:
     state: mx.array
     captured: Captured | None = None
 
-    def keep(self, lengths: Sequence[int]) -> None:
-        """Moves each row on by the first `lengths[row]` (1 or more) of the captured positions; drops the others."""
+    def keep(self, lengths: Sequence[int], rows: mx.array) -> None:
+        """Moves each row on by the first `lengths[row]` (1 or more) of the captured positions; drops the others.
+        `rows` [N, k-1, 1] are those of the window that the convolution looks back on from there."""
         captured, self.captured = self.captured, None
         assert captured is not None, "nothing has been captured"
-        begins = mx.array(list(lengths))[:, None] + mx.arange(self.conv.shape[1])
-        self.conv = mx.take_along_axis(captured.window, begins[..., None], axis=1)
+        self.conv = mx.take_along_axis(captured.window, rows, axis=1)
         common = Counter(lengths).most_common(1)[0][0]
         self.state = captured.states[common - 1]
         for row, length in enumerate(lengths):
@@ -111,8 +111,11 @@ class Slots:
 
     def keep(self, lengths: Sequence[int]) -> None:
         """See Recurrent.keep; one length per row."""
-        for layer in self._held():
-            layer.keep(lengths)
+        held = self._held()
+        lookback = range(held[0].conv.shape[1]) if held else range(0)
+        rows = mx.array([[length + ahead for ahead in lookback] for length in lengths])[..., None]
+        for layer in held:
+            layer.keep(lengths, rows)
 
     def layer(self, number: int) -> Recurrent:
         found = self._layers[number]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import mirror
-from coordinator.fleet import ProviderView
+from coordinator import fleet, mirror
+from coordinator.fleet import Hold, ProviderView
 from coordinator.mirror import ColdLoad, Reserve, TooLong
 from provider.memory.caps import effective_cap, load_reserve
 from provider.memory.floors import activation_reserve, shipped_table
@@ -232,6 +232,32 @@ def test_weights_only_take_room(cap: int, weights: int, floor: int, rate: int) -
     assert mirror.post_load_tokens(cap + GIB, weights, floor, rate) >= room
 
 
+# -- who is full
+
+
+@pytest.mark.parametrize(
+    ("values", "holds", "crowded"),
+    [
+        ({"running": 3}, 1, False),
+        ({"running": 3}, 2, True),
+        ({"running": 4}, 1, True),
+        ({"running": 0, "waiting": 4}, 0, True),
+        ({"tokens_max": 100, "tokens_used": 60, "tokens_queued": 39}, 1, False),
+        ({"tokens_max": 100, "tokens_used": 60, "tokens_queued": 40}, 1, True),
+        ({"max_concurrency": 0}, 9, False),
+    ],
+)
+def test_a_refusal_by_one_that_is_seen_to_be_full_is_no_wonder(
+    values: dict[str, Any], holds: int, crowded: bool
+) -> None:
+    seen = replace(machine(24, MODEL), slots={MODEL: slot(**values)})
+    for number in range(holds):
+        seen = fleet.held(seen, f"j.{number}", Hold(MODEL, 1))
+    seen = fleet.held(seen, "other", Hold("other", 1))
+    assert mirror.crowded(seen, MODEL) is crowded
+    assert not mirror.crowded(seen, "other")
+
+
 # -- prompts
 
 
@@ -254,6 +280,21 @@ def test_a_prompt_is_too_long_for_a_context_or_for_all_the_room_there_is(
     seen = replace(machine(24), slots={MODEL: slot(**values)})
     assert mirror.too_long(least, seen, advert(), TABLES) is verdict
     assert mirror.longest_prompt(seen, advert(), TABLES) == longest
+
+
+def test_a_model_that_is_not_loaded_would_have_the_least_room_of_any_load() -> None:
+    """An estimate below it says that the load is in doubt, not that the prompt is."""
+    ad = advert(size_bytes=8 * GIB, kv_bytes_per_token=2**18, context_length=10**6)
+    seen = machine(16)
+    assert mirror.token_budget(seen, ad, TABLES) == 3686
+    assert mirror.too_long(4096, seen, ad, TABLES) is None
+    assert mirror.too_long(4097, seen, ad, TABLES) is TooLong.PROMPT_TOO_LONG
+    assert mirror.longest_prompt(seen, ad, TABLES) == 4096
+    small = machine(12)
+    assert mirror.token_budget(small, ad, TABLES) == 0
+    assert mirror.too_long(10**5, small, ad, TABLES) is None
+    roomy = replace(machine(32), slots={MODEL: slot(tokens_max=100)})
+    assert mirror.too_long(101, roomy, ad, TABLES) is TooLong.PROMPT_TOO_LONG
 
 
 def test_an_unknown_context_and_budget_hold_any_prompt() -> None:

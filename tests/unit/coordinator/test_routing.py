@@ -167,8 +167,13 @@ def test_only_what_nobody_could_ever_serve_is_refused_for_the_whole_fleet() -> N
     assert beyond(view("other", models={})) is None
 
 
-def test_a_cooldown_ends() -> None:
+def test_a_cooldown_ends_and_then_one_request_at_a_time_is_tried() -> None:
     cooling = view("a", slot(), cooldowns={MODEL: COOLING})
+    trying = fleet.held(cooling, "j.1", Hold(MODEL, 5))
+    assert chosen(trying, now_s=4.0) is Reason.COOLING
+    assert chosen(fleet.held(cooling, "j.1", Hold("other", 5)), now_s=4.0) == "a"
+    assert chosen(fleet.accepted(trying, "j.1"), now_s=4.0) == "a"
+    assert chosen(replace(trying, cooldowns={MODEL: replace(COOLING, refusals=2)}), now_s=4.0) == "a"
     assert chosen(cooling, now_s=3.9) is Reason.COOLING
     assert chosen(cooling, view("b", slot(running=3)), now_s=3.9) == "b"
     assert chosen(cooling, now_s=4.0) == "a"

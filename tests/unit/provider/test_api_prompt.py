@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provider.api.prompt import ChatPrompt, chat_prompt, normalised
+from provider.api.conversation import normalised, turns_of
+from provider.api.prompt import ChatPrompt, chat_prompt
 from provider.errors import RequestFailed
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.tokenizer import ModelTokenizer
@@ -26,7 +27,7 @@ def prompt_of(
 ) -> ChatPrompt:
     tokenizer = ModelTokenizer(BUNDLED_MODEL_DIR) if template != TOKENIZER.chat_template else TOKENIZER
     tokenizer.chat_template = template
-    return chat_prompt(tokenizer, messages, tools or [], kwargs, lambda: 86_400.0 * 365, Random(3))
+    return chat_prompt(tokenizer, turns_of(messages), tools or [], kwargs, lambda: 86_400.0 * 365, Random(3))
 
 
 def text_of(*args: Any, **kwargs: Any) -> str:
@@ -35,6 +36,10 @@ def text_of(*args: Any, **kwargs: Any) -> str:
 
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def said(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [turn.message for turn in normalised(turns_of(messages))]
 
 
 def refused(messages: list[dict[str, Any]], **kwargs: Any) -> str:
@@ -65,12 +70,12 @@ def test_system_messages_are_merged_in_order_at_the_front() -> None:
         {"role": "developer", "content": [{"type": "text", "text": "two"}]},
         {"role": "system", "content": None},
     ]
-    assert normalised(messages) == [{"role": "system", "content": "one\n\ntwo"}, user("Hi")]
+    assert said(messages) == [{"role": "system", "content": "one\n\ntwo"}, user("Hi")]
 
 
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    assert normalised([user(parts)]) == [user("ab")]
+    assert said([user(parts)]) == [user("ab")]
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {}])
@@ -109,6 +114,22 @@ def test_a_template_that_fails_is_never_more_than_a_400(template: str) -> None:
 def test_the_sandbox_keeps_the_template_from_the_interpreter() -> None:
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     assert "cannot render" in refused([user("Hi")], template=template)
+
+
+@pytest.mark.parametrize("bad", range(5))
+def test_the_message_that_a_template_cannot_render_is_named(bad: int) -> None:
+    template = (
+        "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('no ' + m.role) }}{% endif %}{% endfor %}"
+    )
+    messages = [user("bad" if number == bad else "good") for number in range(5)]
+    assert f"messages[{bad}]: the chat template cannot render this message: no user" in refused(
+        messages, template=template
+    )
+
+
+def test_a_late_system_message_that_cannot_be_rendered_is_named_where_it_stands() -> None:
+    template = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
+    assert refused([user("Hi"), {"role": "developer", "content": "x"}], template=template).startswith("messages[1]")
 
 
 def test_template_code_in_a_message_is_text() -> None:

@@ -28,9 +28,11 @@ sizes = st.integers(0, 2**40)
 def readings(draw: st.DrawFn) -> Reading:
     """Also impossible ones: more in use than there is, more idle than in use."""
     physical = draw(sizes)
+    cap = draw(st.integers(0, physical))
     return Reading(
         physical_bytes=physical,
-        cap_bytes=draw(st.integers(0, physical)),
+        cap_bytes=cap,
+        machine_cap_bytes=draw(st.none() | st.integers(cap, physical)),
         available_bytes=draw(st.none() | sizes),
         active_bytes=draw(sizes),
         cache_bytes=draw(sizes),
@@ -102,6 +104,7 @@ def test_a_hybrids_state_is_fixed_per_sequence() -> None:
         (machine(24, 8, active=12, cache=1, idle=12), 4, 17),
         (machine(24, 8, active=12, cache=1), 4, 5),  # what is loaded is at work: only the cache can go
         (machine(24, None, active=12, cache=1, idle=12), 7, 20),
+        (machine(24, None, active=12, cache=1, idle=5), 7, 13),
         (machine(24, 20, active=12, idle=12), 8, 20),
         (machine(24, 0, active=30), 0, 0),
         (machine(3, 3), 0, 0),
@@ -163,7 +166,31 @@ def test_what_keys_and_values_could_take_is_measured_after_a_load(reading: Readi
     assert live_kv_headroom(reading, 7 * GIB // 2) == int(headroom * GIB)
 
 
-@settings(max_examples=examples(20_000))
+def limited(reading: Reading, limit_gib: float) -> Reading:
+    """As under the operator's memory_limit_gb."""
+    return replace(reading, cap_bytes=int(limit_gib * GIB), machine_cap_bytes=reading.cap_bytes)
+
+
+@pytest.mark.parametrize(
+    ("reading", "usable", "ceiling"),
+    [
+        (limited(machine(32, 20), 10), 10, 10),  # others use 12 of 32: the limit bounds this provider, not them
+        (limited(machine(32, 8), 10), 4, 4),
+        (limited(machine(32, 20, active=6, idle=6), 10), 4, 10),
+        (limited(machine(32, 20, active=6), 10), 4, 4),
+        (limited(machine(32, None, active=6, idle=2), 10), 4, 6),
+        (limited(machine(32, 20, active=12, idle=12), 10), 0, 10),
+        (limited(machine(32, 32), 28), 28, 28),
+    ],
+)
+def test_a_limit_bounds_this_provider_and_claims_nothing_of_the_others(
+    reading: Reading, usable: float, ceiling: float
+) -> None:
+    assert usable_for_load(reading) == int(usable * GIB)
+    assert ceiling_for_load(reading) == int(ceiling * GIB)
+
+
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), outstanding=sizes)
 def test_nothing_is_ever_negative_and_what_is_usable_is_within_the_ceiling(reading: Reading, outstanding: int) -> None:
     usable, ceiling = usable_for_load(reading, outstanding), ceiling_for_load(reading)
@@ -173,7 +200,7 @@ def test_nothing_is_ever_negative_and_what_is_usable_is_within_the_ceiling(readi
     assert 0 <= live_kv_headroom(reading, outstanding) <= reading.cap_bytes
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), required=sizes, outstanding=sizes, more=sizes)
 def test_more_memory_never_makes_it_worse(reading: Reading, required: int, outstanding: int, more: int) -> None:
     if reading.available_bytes is not None:
@@ -188,7 +215,7 @@ def test_more_memory_never_makes_it_worse(reading: Reading, required: int, outst
         assert fits_at_allocation(required, reading, outstanding, 0)
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), required=sizes, others=sizes, own=sizes)
 def test_an_own_claim_neither_helps_nor_hinders_at_allocation(
     reading: Reading, required: int, others: int, own: int

@@ -69,7 +69,7 @@ def test_the_largest_size_that_fits_is_the_largest(ceiling: int, headroom: int) 
     assert padded_weights(size + 1) + headroom > ceiling
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), required=sizes, outstanding=sizes)
 def test_a_verdict_follows_from_its_bounds(reading: Reading, required: int, outstanding: int) -> None:
     verdict = fit(required, reading, outstanding)
@@ -78,7 +78,7 @@ def test_a_verdict_follows_from_its_bounds(reading: Reading, required: int, outs
     assert (verdict is Fit.FAIL) == (required > max(0, ceiling_for_load(reading) - outstanding))
 
 
-@settings(max_examples=examples(20_000))
+@settings(max_examples=examples(10_000))
 @given(reading=readings(), required=sizes, outstanding=sizes, more=sizes)
 def test_needing_less_or_having_more_never_worsens_a_verdict(
     reading: Reading, required: int, outstanding: int, more: int

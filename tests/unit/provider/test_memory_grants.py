@@ -68,7 +68,7 @@ def test_nobody_resident_shares_nothing() -> None:
     assert shares(GIB, {}) == {}
 
 
-@settings(max_examples=examples(20_000), deadline=None)
+@settings(max_examples=examples(10_000), deadline=None)
 @given(budget=st.integers(0, 8 * GIB), resident=members)
 def test_shares_fill_the_budget_and_no_more(budget: int, resident: dict[str, Member]) -> None:
     found = shares(budget, resident)

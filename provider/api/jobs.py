@@ -1,0 +1,69 @@
+"""The APIs of generation, by path: the body of each becomes a job."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from provider.api import messages_body, responses_body
+from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
+from provider.api.job import Job, Origin, asked, chat_job, completions_job, job_of, new_id
+from provider.api.messages import CountTranslation, MessagesTranslation
+from provider.api.messages_body import CountBody, MessagesBody
+from provider.api.output import OutputParser
+from provider.api.prompt import ChatPrompt
+from provider.api.question import Question
+from provider.api.requests import GenerationBody, parse
+from provider.api.responses import ResponsesTranslation
+from provider.api.responses_body import ResponsesBody
+from provider.api.translation import Tally
+from provider.api.utterance import Utterance
+
+Body = Mapping[str, Any]
+
+
+def messages_job(body: Body, origin: Origin) -> Job:
+    """Raises RequestFailed for what cannot be served."""
+    parsed = parse(MessagesBody, body)
+    question = messages_body.question_of(body, parsed)
+    prompt = asked(question, origin)
+    utterance = _utterance(parsed, question, prompt, origin, "toolu_")
+    translation = MessagesTranslation(origin.envelope("msg_"), Tally(len(prompt.token_ids)), utterance)
+    return job_of(parsed, origin, [prompt.token_ids], parsed.max_tokens, translation)
+
+
+def count_job(body: Body, origin: Origin) -> Job:
+    """Generates nothing. Raises RequestFailed as `messages_job` does."""
+    parsed = parse(CountBody, body)
+    prompt = asked(messages_body.question_of(body, parsed), origin)
+    translation = CountTranslation(len(prompt.token_ids))
+    return Job(origin.model.id, [], translation, streaming=False, include_usage=False)
+
+
+def responses_job(body: Body, origin: Origin) -> Job:
+    """Raises RequestFailed for what cannot be served."""
+    parsed = parse(ResponsesBody, body)
+    question = responses_body.question_of(body, parsed)
+    prompt = asked(question, origin)
+    translation = ResponsesTranslation(
+        origin.envelope("resp_"),
+        Tally(len(prompt.token_ids)),
+        _utterance(parsed, question, prompt, origin, "call_"),
+        responses_body.echo_of(body, parsed),
+        lambda prefix: new_id(prefix, origin.random),
+    )
+    return job_of(parsed, origin, [prompt.token_ids], parsed.max_output_tokens, translation)
+
+
+def _utterance(
+    body: GenerationBody, question: Question, prompt: ChatPrompt, origin: Origin, call_prefix: str
+) -> Utterance:
+    parser = OutputParser(prompt.thinking, question.schemas, lambda: new_id(call_prefix, origin.random))
+    return Utterance(parser, origin.model.tokenizer.decode, body.stops, body.skip_special_tokens is not False)
+
+
+JOBS: Mapping[str, Callable[[Body, Origin], Job]] = {
+    "/v1/chat/completions": chat_job,
+    "/v1/completions": completions_job,
+    RESPONSES: responses_job,
+    MESSAGES: messages_job,
+    COUNT_TOKENS: count_job,
+}
