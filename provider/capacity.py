@@ -44,7 +44,7 @@ def slot_report(slot: ModelSlot) -> Slot:
         state=_slot_state(slot),
         running=state.running + state.prefill,
         waiting=slot.waiting,
-        parked=state.parked,
+        parked=state.parked + state.moving,
         max_concurrency=slot.limits.max_concurrent,
         tokens_used=state.tokens_used,
         tokens_queued=state.tokens_queued,

@@ -17,6 +17,7 @@ from provider.models.tokenizer import ModelTokenizer
 from provider.pipe import DraftSpec, LoadSpec
 from provider.runner import Runner
 from provider.slot import ModelSlot, Planned, SlotLimits
+from provider.system_memory import MemoryKind
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +100,10 @@ class Factory:
         create_runner: Callable[[], Runner],
         watcher: Watcher,
         clock: Callable[[], float],
+        memory_kind: MemoryKind,
     ) -> None:
         self.files = files
+        self._memory_kind: MemoryKind = memory_kind
         self._config = config
         self._create_runner = create_runner
         self._watcher = watcher
@@ -150,6 +153,7 @@ class Factory:
             max_concurrent=engine.max_concurrent,
             context_length=told,
             kv_pool_tokens=engine.kv_pool_tokens,
+            park=self._config.park_spec(self._memory_kind),
             drafts=DraftSpec(
                 mode=engine.mtp_mode,
                 killed=self._config.mtp_killed,

@@ -17,6 +17,9 @@ from provider.errors import ConfigError
 from provider.memory.caps import CAP_FRACTION, GIB, cap_fraction, gib_to_bytes
 from provider.mtp.policy import Mode as MtpMode
 from provider.mtp.policy import is_killed
+from provider.parking.files import DIRECTORY
+from provider.parking.knobs import DEFAULT_KNOBS, DEFAULT_RAM_GB, Knobs, ParkSpec, knobs_in
+from provider.system_memory import MemoryKind
 
 ExactMode = Literal["off", "auto", "on"]
 NoticeMode = Literal["comment", "chunk", "off"]
@@ -87,6 +90,7 @@ class ProviderConfig:
     cap_fraction: float = CAP_FRACTION
     activation_reserve_bytes: int | None = None
     max_waiting: int = 1024
+    park_knobs: Knobs = DEFAULT_KNOBS
 
     @property
     def memory_reserve_bytes(self) -> int:
@@ -102,13 +106,25 @@ class ProviderConfig:
         path = self.engine.mtp_drafter_path
         return None if path is None else Path(path).expanduser()
 
-    def without_effect(self) -> list[str]:
-        """The keys that are set and that this release does not act on; start-up warns of each."""
-        told = {
-            "engine.preempt_ram_gb": self.engine.preempt_ram_gb,
-            "engine.preempt_disk_gb": self.engine.preempt_disk_gb,
-        }
-        return [key for key, value in told.items() if value is not None]
+    @property
+    def park_directory(self) -> Path:
+        return self.data_dir / DIRECTORY
+
+    def park_spec(self, kind: MemoryKind) -> ParkSpec:
+        """RAM is a place to park in only where models occupy another memory."""
+        disk_gb, ram_gb = self.engine.preempt_disk_gb, self.engine.preempt_ram_gb
+        told_ram_gb = DEFAULT_RAM_GB if ram_gb is None else ram_gb
+        return ParkSpec(
+            directory=str(self.park_directory),
+            disk_bytes=None if disk_gb is None else int(disk_gb * GIB),
+            ram_bytes=int(told_ram_gb * GIB) if kind == "discrete" else 0,
+            knobs=self.park_knobs,
+        )
+
+    def without_effect(self, kind: MemoryKind) -> list[str]:
+        """The keys that are set and that change nothing on a machine with this kind of memory; start-up warns of
+        each."""
+        return ["engine.preempt_ram_gb"] if self.engine.preempt_ram_gb and kind != "discrete" else []
 
 
 def default_config_file() -> Path:
@@ -158,6 +174,7 @@ def read_config(
         cap_fraction=cap_fraction(env.get("DARKBLOOM_MEM_CAP_FRACTION")),
         activation_reserve_bytes=gib_to_bytes(env.get("DARKBLOOM_ACTIVATION_RESERVE_GB")),
         mtp_killed=is_killed(env.get("DARKBLOOM_MTP")),
+        park_knobs=knobs_in(env),
     )
 
 

@@ -16,11 +16,17 @@ from provider.backends.base import Backend, Row, Run
 from provider.generation import Delta, Entered, Event, Failed, Finished, FinishReason, GenerationRequest, Notice
 from provider.mtp.controller import Depth, FixedDepth
 from provider.mtp.tally import Tally
+from provider.parking.mover import Lane
+from provider.rates import Rates
 from provider.scheduler.scheduler import Scheduler
-from provider.scheduler.sequence import Chunk, End, Plan
+from provider.scheduler.sequence import Chunk, End, How, Park, Plan
 from provider.text import Decode, TextStream
 
 log = logging.getLogger(__name__)
+
+POLL_S = 0.005
+"""Between two looks at copies under way, while nobody decodes."""
+IDLE_S = 1.0
 
 Emit = Callable[[Sequence[Event]], None]
 Part = Callable[[], list[Event]]
@@ -36,6 +42,9 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
+    parked: bool = False
+    """Its client has been told so, and not yet that it decodes again."""
+    told_recomputes: int = 0
 
 
 @dataclass(slots=True)
@@ -55,6 +64,10 @@ class Step:
     drawn: int
 
 
+class AccountingError(Exception):
+    """The scheduler's books do not close: a fault of ours that must not go unseen."""
+
+
 class Engine:
     """Owner of the scheduler and the backend of one model."""
 
@@ -70,6 +83,7 @@ class Engine:
         self.scheduler = scheduler
         self.backend = backend
         self.tally = Tally()
+        self.rates = Rates()
         self.depth = depth or FixedDepth()
         self._now = now
         self._paced_at: float | None = None
@@ -80,7 +94,15 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._generations)
+        """Whether `step` has something to do or to wait for: a copy that nobody needs any more is seen to its end."""
+        return bool(self._generations) or self.scheduler.moving
+
+    def idle_s(self) -> float:
+        """After a step whose plan was empty: how long until one may not be."""
+        if self.scheduler.moving:
+            return POLL_S
+        held_until_s = self.scheduler.next_release_s()
+        return IDLE_S if held_until_s is None else min(IDLE_S, max(POLL_S, held_until_s - self._now()))
 
     def submit(self, request: GenerationRequest) -> list[Event]:
         """Takes a request in; the events say so if it can never run."""
@@ -126,17 +148,45 @@ class Engine:
     def step(self, emit: Emit) -> Step:
         """One step in parts: moves, decode rows, prefill chunks. Each part's events are emitted at once, so that no
         token waits for a neighbour's prefill; the last part's are returned, to leave with the step's figures."""
-        plan = self.scheduler.plan(self.depth.depth(self.scheduler.running))
+        began_s = self._now()
+        self._collect(began_s)
+        self.scheduler.costs = self.rates.costs(self.backend.savable_bytes)
+        plan = self.scheduler.plan(self.depth.depth(self.scheduler.running), began_s)
         events: list[Event] = []
         self._drawn = 0
         for ids, part in self._parts(plan):
             if events:
                 emit(events)
             events = self._guard(ids, part)
+        self.rates.note_step(plan, self._now() - began_s)
+        if not self.busy:
+            self._check_books()
         return Step(plan, events, self._drawn)
 
+    def _collect(self, now_s: float) -> None:
+        """What has become of the copies."""
+        for landing in self.backend.landings():
+            self.rates.note_copy(landing)
+            if landing.failure is not None:
+                log.warning("park_copy_failed lane=%s reason=%s", landing.lane.value, landing.failure)
+            match landing.lane:
+                case Lane.SAVE:
+                    self.scheduler.saved(landing.id, How.SAVED if landing.failure is None else How.DROPPED)
+                case Lane.RESTORE if landing.failure is None:
+                    self.scheduler.restored(landing.id, now_s)
+                case Lane.RESTORE:
+                    self.scheduler.lost(landing.id)
+
+    def _check_books(self) -> None:
+        """Without a request nothing may be accounted for: what is left would be lost room for good."""
+        counts = self.scheduler.counts()
+        if counts.tokens_used or counts.tokens_queued or self.scheduler.open or self.scheduler.moving:
+            raise AccountingError(f"nobody is here, and yet {counts}")
+
     def _parts(self, plan: Plan) -> Iterator[tuple[Sequence[str], Part]]:
-        yield plan.park + plan.resume + plan.enter, partial(self._move, plan)
+        if plan.moves:
+            coming = plan.restore + plan.resume + plan.enter
+            yield [*(one.id for one in plan.park), *coming], partial(self._move, plan)
         if plan.decode:
             yield plan.decode, partial(self._decode_rows, plan)
         for chunk in plan.prefill:
@@ -152,16 +202,34 @@ class Engine:
             return [self._fail(id, failure) for id in ids]
 
     def _move(self, plan: Plan) -> list[Event]:
-        for id in plan.park:
-            self.backend.release(id)
-        self.scheduler.commit_moves(plan)
+        failed = [one.id for one in plan.park if not self._hand_over(one)]
+        for id in plan.restore:
+            self.backend.restore(id)
+        self.scheduler.commit_moves(plan, self._now(), failed)
         for id in (*plan.resume, *plan.enter):
             one = self._generations[id]
             self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
         if plan.enter:
             self.depth.joined()
-        parked: list[Event] = [Notice(id, "preempted") for id in plan.park]
-        return parked + [Entered(id) for id in plan.enter]
+        return [*self._tell_parked(plan), *(Entered(id) for id in plan.enter)]
+
+    def _hand_over(self, park: Park) -> bool:
+        """Gives a sequence's state to be copied, or drops it; False when it was to be copied and had to be dropped."""
+        if park.how is How.SAVED:
+            try:
+                self.backend.park(park.id)
+                return True
+            except Exception:
+                log.exception("park_not_begun")
+        self.backend.release(park.id)
+        return park.how is How.DROPPED
+
+    def _tell_parked(self, plan: Plan) -> Iterator[Event]:
+        for park in plan.park:
+            one = self._generations[park.id]
+            if not one.parked:
+                one.parked = True
+                yield Notice(park.id, "preempted")
 
     def _prefill(self, chunk: Chunk) -> list[Event]:
         one = self._generations.get(chunk.id)
@@ -172,9 +240,7 @@ class Engine:
         token = self.backend.prefill(chunk.id, known[chunk.start : chunk.start + chunk.count], position)
         self.scheduler.commit_chunk(chunk)
         if token is not None:
-            return self._take(chunk.id, Run([token]))
-        if chunk.completes:
-            return [Notice(chunk.id, "resumed"), Notice(chunk.id, "recomputed")]
+            return [*self._welcome(chunk.id), *self._take(chunk.id, Run([token]))]
         return []
 
     def _decode_rows(self, plan: Plan) -> list[Event]:
@@ -184,7 +250,17 @@ class Engine:
         self.scheduler.commit_decode({id: len(run.tokens) for id, run in runs.items()})
         self._drawn = sum(len(run.tokens) for run in runs.values())
         self._pace(plan, runs.values())
-        return [event for id, run in runs.items() for event in self._take(id, run)]
+        return [event for id, run in runs.items() for event in (*self._welcome(id), *self._take(id, run))]
+
+    def _welcome(self, id: str) -> list[Event]:
+        """To a client whose chat decodes again."""
+        one, sequence = self._generations[id], self.scheduler.get(id)
+        if not one.parked:
+            return []
+        assert sequence is not None
+        again = sequence.recomputes > one.told_recomputes
+        one.parked, one.told_recomputes = False, sequence.recomputes
+        return [Notice(id, "resumed"), *([Notice(id, "recomputed")] if again else [])]
 
     def _row(self, id: str, drafts: int) -> Row:
         tokens = self._generations[id].tokens

@@ -19,6 +19,7 @@ from provider.local_floors import device_key, local_floors, read_floors
 from provider.memory.floors import FloorTable, floor_table, shipped_table
 from provider.models.checkpoint import read_checkpoint
 from provider.models.resolve import resolve_model
+from provider.parking.files import sweep
 from provider.residency import Residency
 from provider.status import Status
 
@@ -60,10 +61,12 @@ def local(
 
 def create_residency(config: ProviderConfig) -> Residency:
     """The models of this machine, sized by what it has."""
-    for key in config.without_effect():
-        log.warning("config_without_effect key=%s", key)
     hardware = read_hardware()
-    reader = MemoryReader(memory_in_use(hardware.memory_kind))
+    kind = memory_in_use(hardware.memory_kind)
+    for key in config.without_effect(kind):
+        log.warning("config_without_effect key=%s", key)
+    sweep(config.park_directory)
+    reader = MemoryReader(kind)
     physical = reader.read().physical_bytes
     if physical is None:
         raise ConfigError("this machine's memory size cannot be read; `darkbloom-py doctor` says more.")
@@ -71,7 +74,7 @@ def create_residency(config: ProviderConfig) -> Residency:
     async def read_memory() -> SystemMemory:
         return await asyncio.to_thread(reader.read)
 
-    return Residency(config, physical, read_memory=read_memory, floors=_floors(config, hardware))
+    return Residency(config, physical, read_memory=read_memory, floors=_floors(config, hardware), memory_kind=kind)
 
 
 def _floors(config: ProviderConfig, hardware: Hardware) -> FloorTable:

@@ -7,13 +7,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from provider.draft_metrics import draft_metrics
+from provider.park_metrics import park_metrics
 from provider.residency import Residency
 from provider.slot import ModelSlot
 
 GAUGES = {
     "requests_running": ("Sequences decoding or in prefill", lambda slot: slot.engine.running + slot.engine.prefill),
     "requests_waiting": ("Requests waiting for room", lambda slot: slot.waiting),
-    "requests_preempted": ("Sequences parked now", lambda slot: slot.engine.parked),
+    "requests_preempted": (
+        "Sequences parked now, or being moved",
+        lambda slot: slot.engine.parked + slot.engine.moving,
+    ),
     "kv_tokens_used": ("Token positions held by resident sequences", lambda slot: slot.engine.tokens_used),
     "memory_active_bytes": ("Bytes the worker's arrays hold", lambda slot: slot.engine.active_bytes),
     "memory_cache_bytes": ("Bytes the worker's allocator keeps for reuse", lambda slot: slot.engine.cache_bytes),
@@ -46,6 +50,7 @@ class SlotCollector(Collector):
             counter = CounterMetricFamily(f"darkbloom_{name}", text, labels=["model"])
             yield from _filled(counter, slots, read)
         yield from draft_metrics(slots)
+        yield from park_metrics(slots)
 
 
 def exposition(residency: Residency) -> bytes:

@@ -26,10 +26,10 @@ MtpMode = Annotated[
     Mode | None, typer.Option(help="Draft with a prediction head: auto takes an embedded one; /props says why not.")
 ]
 PreemptRamGb = Annotated[
-    float | None, typer.Option(help="RAM for parked chats, GiB. Without effect in this release.", min=0)
+    float | None, typer.Option(help="RAM for parked chats, GiB; only beside a GPU with memory of its own.", min=0)
 ]
 PreemptDiskGb = Annotated[
-    float | None, typer.Option(help="Disk for parked chats, GiB. Without effect in this release.", min=0)
+    float | None, typer.Option(help="Disk for parked chats, GiB; by default 20, or a tenth of what is free.", min=0)
 ]
 ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
 

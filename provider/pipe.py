@@ -10,6 +10,7 @@ import msgspec
 
 from provider.generation import Event, GenerationRequest
 from provider.mtp.policy import Mode
+from provider.parking.knobs import ParkSpec
 
 HEADER_BYTES = 4
 
@@ -37,6 +38,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     activation_reserve_bytes: int | None = None
     drafts: DraftSpec | None = None
     """None: nothing is drafted."""
+    park: ParkSpec | None = None
+    """None: what is parked is computed again."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -130,6 +133,15 @@ class DraftState(msgspec.Struct, frozen=True, kw_only=True):
     depth_tps: dict[int, float] = {}
 
 
+class CopyState(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of one direction since the model was loaded."""
+
+    count: int = 0
+    failed: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine stands after a step, measured by the worker itself."""
 
@@ -137,11 +149,15 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     prefill: int = 0
     waiting: int = 0
     parked: int = 0
+    moving: int = 0
+    """Being copied out or back: taking room, and not decoding."""
     tokens_used: int = 0
     tokens_queued: int = 0
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
+    saves: CopyState = CopyState()
+    restores: CopyState = CopyState()
     drafts: DraftState | None = None
     """None where nothing is drafted."""
 

@@ -30,7 +30,7 @@ from provider.protocol import ModelAd, Stats
 from provider.retirement import Retirement
 from provider.runner import ProcessRunner, Runner
 from provider.slot import ModelSlot
-from provider.system_memory import SystemMemory
+from provider.system_memory import MemoryKind, SystemMemory
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Residency:
         floors: FloorTable | None = None,
         clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
+        memory_kind: MemoryKind = "host",
     ) -> None:
         """Reads the checkpoints' facts; raises ModelError or ConfigError. Nothing is loaded yet.
 
@@ -74,7 +75,7 @@ class Residency:
         self.started = False
         self.last_load_error: LoadError | None = None
         self.retired = Retirement()
-        self.factory = Factory(config, files or LocalFiles(), create_runner, self, clock)
+        self.factory = Factory(config, files or LocalFiles(), create_runner, self, clock, memory_kind)
         self.occupancy = Occupancy(_bounds(config, physical_bytes, floors))
         self.granting = Granting(self.occupancy)
         self._read_memory = read_memory or _nothing_read(clock)

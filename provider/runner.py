@@ -166,14 +166,23 @@ class InlineRunner:
                         engine.backend.close()
                         return
                     reports.extend(apply(engine, command))
-                if engine.busy:
-                    run_step(engine, reports.append, clock.now)
-                await asyncio.sleep(clock.settle())
+                stepped = run_step(engine, reports.append, clock.now) if engine.busy else True
+                if stepped:
+                    await asyncio.sleep(clock.settle())
+                else:
+                    await self._nap(engine.idle_s())
                 while reports:
                     _deliver(reports.popleft(), None, on_report)
 
         self._task = asyncio.create_task(loop())
         return loaded
+
+    async def _nap(self, longest_s: float) -> None:
+        """Until there is a command, or the next step may find something to do."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._inbox else longest_s):
+                await self._wake.wait()
 
     def send(self, command: Command) -> None:
         self._inbox.append(command)

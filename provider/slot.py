@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 SlotStatus = Literal["unloaded", "loading", "ready", "failed"]
 
+KEEPALIVE_S = 2.0
+"""Of a parked chat: within what clients and proxies take for a dead connection. A dead engine is another matter: it is
+told by its silence towards the slot, which these do not break."""
 STALL_S = 30.0
 """A busy engine that has been silent this long is reported as stalled."""
 HANG_S = 120.0
@@ -64,6 +67,25 @@ class Stream:
     events: asyncio.Queue[Delta | Notice | Finished | Failed] = field(default_factory=asyncio.Queue)
     begun: bool = False
     entries: int = 0
+    keepalive_at: float | None = None
+    """While it is parked: when its client is to hear that it still is, whatever the queue holds meanwhile."""
+
+    async def next_event(self, clock: Callable[[], float]) -> Delta | Notice | Finished | Failed:
+        try:
+            patience_s = None if self.keepalive_at is None else max(0.0, self.keepalive_at - clock())
+            async with asyncio.timeout(patience_s):
+                event = await self.events.get()
+        except TimeoutError:
+            assert self.keepalive_at is not None, "only a park is timed"
+            self.keepalive_at = max(clock(), self.keepalive_at + KEEPALIVE_S)
+            return Notice(self.request.request_id, "preempt-keepalive")
+        if not isinstance(event, Notice):
+            self.keepalive_at = None
+        elif event.kind == "preempted":
+            self.keepalive_at = clock() + KEEPALIVE_S
+        elif event.kind == "resumed":
+            self.keepalive_at = None
+        return event
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +204,8 @@ class ModelSlot:
     @property
     def waiting(self) -> int:
         """Requests that are neither being worked on nor parked, those for a worker that is loading included."""
-        return max(0, self.open - self.engine.running - self.engine.prefill - self.engine.parked)
+        inside = self.engine.running + self.engine.prefill + self.engine.parked + self.engine.moving
+        return max(0, self.open - inside)
 
     @property
     def idle(self) -> bool:
@@ -281,7 +304,7 @@ class ModelSlot:
         try:
             self._send(Submit(request))  # while the worker is loading: when it is ready
             while True:
-                event = await stream.events.get()
+                event = await stream.next_event(self._clock)
                 if isinstance(event, Failed):
                     raise RequestFailed(event.failure)
                 yield event
@@ -367,14 +390,13 @@ class ModelSlot:
             case Finished():
                 self._watch_drafts(event)
                 self.totals.prompt_tokens += event.prompt_tokens
-                self.totals.parks += event.parks
-                self.totals.recomputes += event.recomputes
                 self._close(event.request_id)
             case Failed():
                 self.totals.failures += 1
                 self._close(event.request_id)
             case Notice():
-                pass
+                self.totals.parks += event.kind == "preempted"
+                self.totals.recomputes += event.kind == "recomputed"
         stream.events.put_nowait(event)
 
     def _watch_drafts(self, event: Finished) -> None:

@@ -55,7 +55,7 @@ class Status:
                         "state": one.state,
                         "is_processing": one.state in ("running", "prefill"),
                         "is_preempted": one.state == "parked",
-                        "is_transferring": False,
+                        "is_transferring": one.state in ("saving", "restoring"),
                         "n_prompt_tokens": one.prompt_tokens,
                         "n_decoded": one.emitted,
                         "n_ctx": slot.n_ctx,

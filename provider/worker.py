@@ -4,6 +4,7 @@ Started as `python -m provider.worker FD` by provider.runner. It ends itself whe
 parent leaves nothing holding weights. Two threads: a reader that only fills the inbox, and the engine's loop.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -21,17 +22,21 @@ import psutil
 from provider.backends.base import Backend, BackendFacts
 from provider.backends.sim import BLOCK_TOKENS, SimBackend
 from provider.backends.sim_timing import Clock, Device, WallClock, device_named_in
-from provider.engine import Engine
+from provider.engine import Engine, Step
 from provider.errors import ConfigError, ModelError, ModelUnsupported, SelfTestFailed
 from provider.heads import Head, attach_head, choose_head, inactive
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.controller import DepthController
 from provider.mtp.policy import Off, Reason
+from provider.parking.files import ParkFiles, sweep
+from provider.parking.lot import Lot
+from provider.parking.mover import Lane, ThreadMover
 from provider.pipe import (
     Cancel,
     ClearCache,
     Command,
+    CopyState,
     Describe,
     DraftState,
     DraftStatus,
@@ -53,7 +58,11 @@ from provider.pipe import (
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 
+log = logging.getLogger(__name__)
+
 READ_BYTES = 2**16
+PULSE_S = 1.0
+"""How often an engine that only waits, for a copy or for the end of a park, says that it is there."""
 RESTS_AFTER_S = 30.0
 """Without a request. Long enough that a conversation's pauses cost nothing."""
 _commands = msgspec.msgpack.Decoder(ToWorker)
@@ -68,7 +77,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     directory = Path(spec.directory)
     tokenizer = ModelTokenizer(directory)
     head = choose_head(directory, spec.drafts)
-    backend, drafts = _create_backend(spec.backend, directory, clock or WallClock(), head, tokenizer.encode)
+    backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer.encode)
     facts = backend.facts
     pool = Pool(
         tokens=_pool_tokens(spec, facts.kv_bytes_per_token),
@@ -79,7 +88,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
         tokens_follow_bytes=spec.kv_pool_tokens is None,
     )
     limits = Limits(spec.max_concurrent, spec.context_length or facts.context_length)
-    scheduler = Scheduler(limits, pool)
+    scheduler = Scheduler(limits, pool, None if spec.park is None else spec.park.knobs.rules)
     if scheduler.n_ctx < 2:
         raise ModelError(
             f"{directory}: the memory left for keys and values ({spec.kv_pool_bytes} bytes) does not hold one short "
@@ -112,13 +121,21 @@ def engine_state(engine: Engine) -> EngineState:
         prefill=counts.prefill,
         waiting=counts.waiting,
         parked=counts.parked,
+        moving=counts.moving,
         tokens_used=counts.tokens_used,
         tokens_queued=counts.tokens_queued,
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,
         peak_bytes=memory.peak_bytes,
+        saves=_copies(engine, Lane.SAVE),
+        restores=_copies(engine, Lane.RESTORE),
         drafts=_draft_state(engine),
     )
+
+
+def _copies(engine: Engine, lane: Lane) -> CopyState:
+    moved = engine.rates.moved[lane]
+    return CopyState(count=moved.count, failed=moved.failed, size_bytes=moved.size_bytes, seconds=moved.seconds)
 
 
 def _draft_state(engine: Engine) -> DraftState | None:
@@ -175,21 +192,33 @@ def settled(engine: Engine) -> list[FromWorker]:
     return [] if epoch is None else [_granted(engine, epoch, accepted=True), Report([], state=engine_state(engine))]
 
 
-def run_step(engine: Engine, send: Callable[[FromWorker], None], now: Callable[[], float] = time.monotonic) -> None:
-    """One engine step; its reports go to `send` as they come about."""
+def run_step(
+    engine: Engine,
+    send: Callable[[FromWorker], None],
+    now: Callable[[], float] = time.monotonic,
+    quiet: bool = False,
+) -> bool:
+    """One engine step; its reports go to `send` as they come about. False when there was nothing to do but wait; of
+    that, `quiet` says nothing."""
     started = now()
     step = engine.step(lambda events: send(Report(list(events))))
+    if step.plan or step.events or not quiet:
+        _tell(engine, step, now() - started, send)
+    for message in settled(engine):
+        send(message)
+    return bool(step.plan)
+
+
+def _tell(engine: Engine, step: Step, step_s: float, send: Callable[[FromWorker], None]) -> None:
     send(
         Report(
             step.events,
             state=engine_state(engine),
-            step_s=now() - started,
+            step_s=step_s,
             decoded=step.drawn,
             prefilled=sum(chunk.count for chunk in step.plan.prefill),
         )
     )
-    for message in settled(engine):
-        send(message)
 
 
 class Send:
@@ -222,9 +251,9 @@ def serve(sock: socket.socket) -> None:
 
 
 def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
+    stepped, spoke_s = True, time.monotonic()
     while True:
-        first = [] if engine.busy else [wait_for_work(engine, inbox)]
-        for command in chain(first, _drain(inbox)):
+        for command in chain(_first_command(engine, inbox, stepped), _drain(inbox)):
             if isinstance(command, Stop):
                 engine.backend.close()
                 return
@@ -232,7 +261,21 @@ def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
             for report in apply(engine, command):
                 send(report)
         if engine.busy:
-            run_step(engine, send)
+            quiet = time.monotonic() - spoke_s < PULSE_S
+            stepped = run_step(engine, send, quiet=quiet)
+            spoke_s = time.monotonic() if stepped or not quiet else spoke_s
+
+
+def _first_command(engine: Engine, inbox: "SimpleQueue[ToWorker]", stepped: bool) -> list[ToWorker]:
+    """Waits for one when there is nothing else to do: until the next step may find something, if anybody is here."""
+    if not engine.busy:
+        return [wait_for_work(engine, inbox)]
+    if stepped:
+        return []
+    try:
+        return [inbox.get(timeout=engine.idle_s())]
+    except Empty:
+        return []
 
 
 def wait_for_work(engine: Engine, inbox: "SimpleQueue[ToWorker]", rests_after_s: float = RESTS_AFTER_S) -> ToWorker:
@@ -304,22 +347,39 @@ def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:
 
 
 def _create_backend(
-    name: str, directory: Path, clock: Clock, head: Head | Off, encode: Callable[[str], list[int]]
+    spec: LoadSpec, clock: Clock, head: Head | Off, encode: Callable[[str], list[int]]
 ) -> tuple[Backend, DraftStatus]:
-    match name:
+    directory = Path(spec.directory)
+    tiers = None if spec.park is None else spec.park.tiers()
+    match spec.backend:
         case "mlx":
             from provider.backends.mlx.backend import MlxBackend
+            from provider.backends.mlx.park_codec import MlxCodec
 
             backend = MlxBackend(directory)
+            files = None if spec.park is None else _park_files(Path(spec.park.directory))
+            if tiers is not None and files is not None:
+                backend.park_with(Lot(tiers, files, MlxCodec(), ThreadMover()))
             return backend, attach_head(backend, head, encode)
         case "sim":
             device = device_named_in(os.environ)
             reason = (
                 head if isinstance(head, Off) else Off(Reason.ENGINE_INACTIVE, "the simulated backend drafts nothing")
             )
-            return SimBackend(_sim_facts(read_checkpoint(directory), device), device, clock), inactive(reason)
+            facts = _sim_facts(read_checkpoint(directory), device)
+            return SimBackend(facts, device, clock, tiers=tiers), inactive(reason)
         case _:
-            raise ConfigError(f"backend {name!r} is not known; known: mlx, sim")
+            raise ConfigError(f"backend {spec.backend!r} is not known; known: mlx, sim")
+
+
+def _park_files(directory: Path) -> ParkFiles | None:
+    """What processes that have ended left there is removed. None where nothing can be written."""
+    try:
+        sweep(directory)
+        return ParkFiles(directory)
+    except OSError as error:
+        log.warning("park_directory_unusable path=%s reason=%s", directory, error)
+        return None
 
 
 def _sim_facts(checkpoint: Checkpoint, device: Device | None) -> BackendFacts:

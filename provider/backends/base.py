@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from provider.generation import Sampling
+from provider.parking.mover import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,17 @@ class DraftSeconds:
     bookkeeping: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A copy out (`lane` SAVE) or back that has ended; `failure`: in vain, and the sequence's state is lost."""
+
+    id: str
+    lane: Lane
+    size_bytes: int
+    seconds: float
+    failure: str | None = None
+
+
 class Backend(Protocol):
     @property
     def facts(self) -> BackendFacts: ...
@@ -90,12 +102,32 @@ class Backend(Protocol):
 
         `ahead` says that the next call will most likely be a decode of the same rows, fed these tokens, so the
         backend may begin with it; rows may still leave (released) or join before. Fewer guesses than `drafts` may be
-        verified: none where a step begun ahead has none.
+        verified: none where a step begun ahead has none. A row may also stay away from a step and come again.
         """
         ...
 
+    @property
+    def savable_bytes(self) -> int | None:
+        """The most that one more parked sequence may take; None where none can be saved."""
+        ...
+
+    def park(self, id: str) -> None:
+        """The sequence leaves the batch and its state is copied out; returns before it is. Its memory is free once the
+        copy has landed. Raises when that cannot even be begun: the sequence is to be released then."""
+        ...
+
+    def restore(self, id: str) -> None:
+        """Begins to bring back a sequence whose save has landed. It goes on, once this has landed, as if it had never
+        been away: what it draws does not change, whatever was under way for it when it was parked."""
+        ...
+
+    def landings(self) -> list[Landing]:
+        """The copies that have ended since the last call, in each lane in the order in which they were begun; those of
+        sequences that have been released meanwhile too, whose memory is free only now."""
+        ...
+
     def release(self, id: str) -> None:
-        """Drops everything held for the sequence; unknown ids are ignored."""
+        """Drops everything held for the sequence, wherever it is; unknown ids are ignored."""
         ...
 
     def memory(self) -> BackendMemory: ...

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Row, Run
+from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run
 from provider.backends.sim_timing import Clock, Device, WallClock, decode_s, prefill_s
 from provider.generation import Sampling
+from provider.parking.lot import NoRoom, Tiers
+from provider.parking.mover import Lane
 from provider.randomness import uniform
 
 BLOCK_TOKENS = 256
+COPY_BYTES_PER_S = 1e9
+"""Of a device that takes time: about what an NVMe disk takes and gives."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,20 @@ class Held:
         return value % vocab_size
 
 
+@dataclass(slots=True)
+class Away:
+    """A parked sequence, and when the copy that is under way lands, in the clock's seconds. `held` None: it has been
+    released, or its copy has failed."""
+
+    id: str
+    size_bytes: int
+    held: Held | None
+    lane: Lane = Lane.SAVE
+    begun_s: float = 0.0
+    lands_s: float | None = None
+    failure: str | None = None
+
+
 class SimBackend:
     """Implements provider.backends.base.Backend. Of the drafts it is asked for (up to facts.max_drafts), each is right
     with probability `acceptance`, by the hash of its place: the same in every run, whatever came before."""
@@ -47,6 +65,7 @@ class SimBackend:
         device: Device | None = None,
         clock: Clock | None = None,
         acceptance: float = 0.7,
+        tiers: Tiers | None = None,
     ) -> None:
         self.facts = facts
         self.draft_seconds = DraftSeconds()
@@ -54,6 +73,9 @@ class SimBackend:
         self._device = device
         self._clock = clock or WallClock()
         self._held: dict[str, Held] = {}
+        self._tiers = tiers
+        self._away: list[Away] = []
+        self._saves = 0
         self._peak_bytes = facts.weight_bytes
 
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
@@ -83,9 +105,55 @@ class SimBackend:
             self._pass(started, decode_s(self._device, self.facts, lengths))
         return runs
 
+    @property
+    def savable_bytes(self) -> int | None:
+        if self._tiers is None:
+            return None
+        return self._tiers.disk_bytes + self._tiers.ram_bytes - sum(one.size_bytes for one in self._away)
+
+    def park(self, id: str) -> None:
+        self._note_peak()
+        held, left = self._held[id], self.savable_bytes
+        one = Away(id, self._bytes_of(held), held)
+        if left is None or one.size_bytes > left:
+            raise NoRoom(f"{one.size_bytes} bytes more")
+        del self._held[id]
+        self._away.append(one)
+        self._saves += 1
+        every = None if self._tiers is None else self._tiers.fail_every
+        if every is not None and self._saves % every == 0:
+            one.failure = "this save was told to fail"
+        self._set_out(one, Lane.SAVE)
+
+    def restore(self, id: str) -> None:
+        (one,) = (it for it in self._away if it.id == id and it.lands_s is None)
+        self._set_out(one, Lane.RESTORE)
+
+    def landings(self) -> list[Landing]:
+        now_s = self._clock.now()
+        return [self._land(one) for one in list(self._away) if one.lands_s is not None and one.lands_s <= now_s]
+
+    def _set_out(self, one: Away, lane: Lane) -> None:
+        one.lane, one.begun_s = lane, self._clock.now()
+        one.lands_s = one.begun_s + (0.0 if self._device is None else one.size_bytes / COPY_BYTES_PER_S)
+
+    def _land(self, one: Away) -> Landing:
+        assert one.lands_s is not None, "under way"
+        landing = Landing(one.id, one.lane, one.size_bytes, one.lands_s - one.begun_s, one.failure)
+        one.lands_s = None
+        if one.lane is Lane.RESTORE and one.held is not None and one.failure is None:
+            self._held[one.id] = one.held
+        if one.lane is Lane.RESTORE or one.held is None or one.failure is not None:
+            self._away.remove(one)
+        return landing
+
     def release(self, id: str) -> None:
         self._note_peak()  # memory only grows from one release to the next
         self._held.pop(id, None)
+        for one in self._away:
+            if one.id == id:
+                one.held = None
+        self._away = [one for one in self._away if one.held is not None or one.lands_s is not None]
 
     def memory(self) -> BackendMemory:
         self._note_peak()
@@ -102,12 +170,16 @@ class SimBackend:
 
     def close(self) -> None:
         self._held.clear()
+        self._away.clear()
 
     def _active_bytes(self) -> int:
+        moving = [one.size_bytes for one in self._away if one.lands_s is not None]
+        return self.facts.weight_bytes + sum(map(self._bytes_of, self._held.values())) + sum(moving)
+
+    def _bytes_of(self, held: Held) -> int:
         facts = self.facts
-        blocks = sum(-(-held.length // facts.block_tokens) for held in self._held.values())
-        sequences = blocks * facts.block_tokens * facts.kv_bytes_per_token + len(self._held) * facts.state_bytes
-        return facts.weight_bytes + sequences
+        blocks = -(-held.length // facts.block_tokens)
+        return facts.state_bytes + blocks * facts.block_tokens * facts.kv_bytes_per_token
 
     def _note_peak(self) -> None:
         self._peak_bytes = max(self._peak_bytes, self._active_bytes())

@@ -1,18 +1,18 @@
 """The MLX backend: Metal on a Mac, CUDA or the CPU elsewhere, through the same Python."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Row, Run
+from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.device import wire, wired_limit
 from provider.backends.mlx.drafter import Drafter, Pairs
-from provider.backends.mlx.forward import Forward, Pass
+from provider.backends.mlx.forward import Forward, Image, Pass
 from provider.backends.mlx.generic import Generic
 from provider.backends.mlx.hybrid import Hybrid
 from provider.backends.mlx.loading import load
@@ -25,10 +25,15 @@ from provider.generation import Sampling
 from provider.models.architecture import LayerKind
 from provider.models.checkpoint import read_checkpoint
 from provider.mtp.head import HeadArtifact
+from provider.parking.lot import Landed, Lot
+from provider.parking.mover import Lane
 
 CACHE_LIMIT_BYTES = 2**30
 """Buffers kept for reuse count as used: more than the next forward pass can take is only in the way of others."""
 
+
+OF_HEAD = "head."
+"""Before the names of a parked sequence's arrays that are the drafter's."""
 
 Sample = Callable[[mx.array, Sequence[tuple[Sampler, int]]], mx.array]
 
@@ -40,18 +45,25 @@ class Launch:
     tokens: mx.array
     rows: dict[str, int]
 
-    def __contains__(self, id: str) -> bool:
-        return id in self.rows
-
-    def without(self, id: str) -> bool:
-        """Forgets a sequence; False when none is left."""
-        self.rows.pop(id, None)
-        return bool(self.rows)
+    def apart(self, ids: Collection[str]) -> tuple["Launch", "Launch"]:
+        """Those of `ids`, and the others."""
+        ours = {id: row for id, row in self.rows.items() if id in ids}
+        return Launch(self.tokens, ours), Launch(self.tokens, {k: v for k, v in self.rows.items() if k not in ours})
 
     def read(self) -> dict[str, int]:
         """Waits for the tokens."""
         tokens = integers(self.tokens)
         return {id: tokens[row] for id, row in self.rows.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of a parked sequence stays with the host: its marks, and the token that a step begun ahead had drawn for it
+    and nobody has been told yet."""
+
+    marks: list[tuple[int, int]]
+    drafter_marks: list[tuple[int, int]]
+    token: int | None
 
 
 class MlxBackend:
@@ -66,7 +78,9 @@ class MlxBackend:
         hybrid = LayerKind.LINEAR in checkpoint.architecture.layer_kinds
         self._forward: Forward = Hybrid(self._model) if hybrid else Generic(self._model)
         self._samplers: dict[str, Sampler] = {}
-        self._ahead: Launch | None = None
+        self._ahead: list[Launch] = []
+        self._kept: dict[str, Kept] = {}
+        self._lot: Lot[mx.array] | None = None
         self._wired_bytes = 0
         self.draft_seconds = DraftSeconds()
         self._drafter = drafter
@@ -131,11 +145,9 @@ class MlxBackend:
         """Without drafts, and with `ahead`, the next step of the same rows is under way when this one's tokens are
         returned: the device computes while the caller detokenises, sends and plans. After a step with drafts it is
         the drafter's work on the next ones that is."""
-        under_way, self._ahead = self._ahead, None
-        if under_way is not None and under_way.rows.keys() - {row.id for row in rows}:
-            raise ValueError("every decoding sequence takes part in a step, or is released")
-        launches = [] if under_way is None else [under_way]
-        fresh = [row for row in rows if under_way is None or row.id not in under_way]
+        launches = self._take_ahead({row.id for row in rows})
+        begun = {id for one in launches for id in one.rows}
+        fresh = [row for row in rows if row.id not in begun]
         if self._drafter is not None:
             for row in fresh:
                 self._drafter.start(row.id, row.token)
@@ -146,19 +158,70 @@ class MlxBackend:
             launches.append(self._launch(fresh, mx.array([row.token for row in fresh])))
         if ahead and not any(row.drafts or self._samplers[row.id].looks_back for row in rows):
             following = [Row(row.id, row.token, row.position + 1) for row in rows]
-            self._ahead = self._launch(following, _gather(launches, rows))
+            self._ahead.append(self._launch(following, _gather(launches, rows)))
         runs = verified | {id: Run([self._drawn(id, token)]) for one in launches for id, token in one.read().items()}
         if self._drafter is not None and ahead:
             self._drafter.begin([row.id for row in rows if row.drafts])
         return [runs[row.id] for row in rows]
+
+    def park_with(self, lot: Lot[mx.array]) -> None:
+        """From now on what is parked goes there."""
+        self._lot = lot
+
+    @property
+    def savable_bytes(self) -> int | None:
+        return None if self._lot is None else self._lot.savable_bytes
+
+    def park(self, id: str) -> None:
+        """Waits for the step under way, as the next one would; the sampler stays where it is."""
+        assert self._lot is not None, "nothing can be saved here"
+        begun = self._take_ahead({id})
+        token = begun[0].read()[id] if begun else None
+        image = self._forward.park(id)
+        head = Image({}, []) if self._drafter is None else self._drafter.park(id)
+        arrays = image.arrays | {f"{OF_HEAD}{name}": one for name, one in head.arrays.items()}
+        mx.eval(arrays)
+        self._kept[id] = Kept(image.marks, head.marks, token)
+        self._lot.save(id, arrays, sum(one.nbytes for one in arrays.values()))
+
+    def restore(self, id: str) -> None:
+        assert self._lot is not None, "nothing has been saved here"
+        self._lot.restore(id)
+
+    def landings(self) -> list[Landing]:
+        return [] if self._lot is None else [self._landing(one) for one in self._lot.landed()]
+
+    def _landing(self, one: Landed[mx.array]) -> Landing:
+        ticket = one.ticket
+        if not ticket.dropped and (one.failure is not None or one.lane is Lane.RESTORE):
+            kept = self._kept.pop(ticket.id)
+            if one.failure is None:
+                self._adopt(ticket.id, kept, one.arrays)
+        return Landing(ticket.id, one.lane, ticket.size_bytes, one.seconds, one.failure)
+
+    def _adopt(self, id: str, kept: Kept, arrays: dict[str, mx.array]) -> None:
+        ours = {name: one for name, one in arrays.items() if not name.startswith(OF_HEAD)}
+        self._forward.restore(id, Image(ours, kept.marks))
+        if self._drafter is not None:
+            of_head = {name.removeprefix(OF_HEAD): one for name, one in arrays.items() if name.startswith(OF_HEAD)}
+            self._drafter.restore(id, Image(of_head, kept.drafter_marks))
+        if kept.token is not None:
+            self._ahead.append(Launch(mx.array([kept.token]), {id: 0}))
+
+    def _take_ahead(self, ids: Collection[str]) -> list[Launch]:
+        """What has been begun for these; what has been begun for others stays."""
+        apart = [one.apart(ids) for one in self._ahead]
+        self._ahead = [others for _, others in apart if others.rows]
+        return [ours for ours, _ in apart if ours.rows]
 
     def release(self, id: str) -> None:
         self._forward.release(id)
         self._samplers.pop(id, None)
         if self._drafter is not None:
             self._drafter.release(id)
-        if self._ahead is not None and not self._ahead.without(id):
-            self._ahead = None
+        self._take_ahead({id})
+        if self._lot is not None and self._kept.pop(id, None) is not None:
+            self._lot.drop(id)
 
     def memory(self) -> BackendMemory:
         return BackendMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
@@ -181,6 +244,8 @@ class MlxBackend:
     def close(self) -> None:
         for id in list(self._samplers):
             self.release(id)
+        if self._lot is not None:
+            self._lot.close()
         mx.clear_cache()
 
     def _launch(self, rows: Sequence[Row], tokens: mx.array) -> Launch:

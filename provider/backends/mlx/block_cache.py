@@ -5,11 +5,14 @@ end, so that a sequence may hold up to a block more than the ledger counts, and 
 the order of its ring, so that the same position rounds differently in a prefill and in a decode step.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from provider.backends.mlx.forward import Image
 
 KV_BLOCK_TOKENS = KVCache.step
 
@@ -64,6 +67,16 @@ class BlockCache:
         return "causal"
 
     @property
+    def marks(self) -> tuple[int, int]:
+        """With `arrays`, all there is to it."""
+        return (self.offset, self._start)
+
+    def take_up(self, marks: tuple[int, int], keys: mx.array, values: mx.array) -> None:
+        """Becomes what another was."""
+        self.offset, self._start = marks
+        self.keys, self.values = keys, values
+
+    @property
     def arrays(self) -> list[mx.array]:
         return [one for one in (self.keys, self.values) if one is not None]
 
@@ -83,6 +96,22 @@ class BlockCache:
         self.keys = _moved(self.keys, kept, keys, slots)
         self.values = _moved(self.values, kept, values, slots)
         self._start = first
+
+
+def cache_images(caches: Iterable[BlockCache]) -> Image:
+    """Of one sequence; `take_up_images` is the inverse."""
+    image = Image({}, [])
+    for number, cache in enumerate(caches):
+        image.marks.append(cache.marks)
+        if cache.keys is not None and cache.values is not None:
+            image.arrays.update({f"{number}.keys": cache.keys, f"{number}.values": cache.values})
+    return image
+
+
+def take_up_images(caches: Iterable[BlockCache], image: Image) -> None:
+    for number, (cache, marks) in enumerate(zip(caches, image.marks, strict=True)):
+        if f"{number}.keys" in image.arrays:
+            cache.take_up(marks, image.arrays[f"{number}.keys"], image.arrays[f"{number}.values"])
 
 
 def block_caches(model: Any) -> list[BlockCache]:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from provider.backends.mlx.forward import Image
+
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
@@ -63,6 +65,12 @@ class Drafter(Protocol):
     def arrays(self, id: str) -> list[mx.array]:
         """What it holds for a sequence."""
         ...
+
+    def park(self, id: str) -> Image:
+        """All that is known of a sequence, with nothing of it left here; not computed yet."""
+        ...
+
+    def restore(self, id: str, image: Image) -> None: ...
 
     def release(self, id: str) -> None:
         """Unknown ids are ignored."""

@@ -20,6 +20,14 @@ class Pass:
     hidden: mx.array | None
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A sequence apart from its batch: arrays by a name of their owner's own, and numbers that stay with the host."""
+
+    arrays: dict[str, mx.array]
+    marks: list[tuple[int, int]]
+
+
 class Forward(Protocol):
     """Owner of the caches of every open sequence. Nothing is evaluated until the backend does it."""
 
@@ -43,7 +51,7 @@ class Forward(Protocol):
         """`widths[i]` positions for each sequence, fed `tokens` [R], which may not have been computed yet. The pass
         is in an order of the model's own. One with a width above 1 is followed by `keep`.
 
-        Either every sequence that decodes takes part, or only such as never did before.
+        Whoever takes no part stays as it is.
         """
         ...
 
@@ -54,6 +62,14 @@ class Forward(Protocol):
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         """What these sequences hold, to be evaluated together with the tokens drawn."""
+        ...
+
+    def park(self, id: str) -> Image:
+        """Takes a sequence out of the batch, with nothing of it left here; not computed yet."""
+        ...
+
+    def restore(self, id: str, image: Image) -> None:
+        """Takes it in again as it was."""
         ...
 
     def release(self, id: str) -> None:

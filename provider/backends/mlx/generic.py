@@ -5,9 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from provider.backends.mlx.block_cache import BlockCache, block_caches
+from provider.backends.mlx.block_cache import BlockCache, block_caches, cache_images, take_up_images
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
-from provider.backends.mlx.forward import Pass
+from provider.backends.mlx.forward import Image, Pass
 from provider.backends.mlx.row_attention import Rows, attend_by_row
 
 
@@ -52,6 +52,13 @@ class Generic:
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         return [array for id in ids for cache in self._caches[id] for array in cache.arrays]
+
+    def park(self, id: str) -> Image:
+        return cache_images(self._caches.pop(id))
+
+    def restore(self, id: str, image: Image) -> None:
+        self.open(id)
+        take_up_images(self._caches[id], image)
 
     def release(self, id: str) -> None:
         self._caches.pop(id, None)

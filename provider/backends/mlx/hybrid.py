@@ -5,7 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from provider.backends.mlx.forward import Pass
+from provider.backends.mlx.block_cache import cache_images, take_up_images
+from provider.backends.mlx.forward import Image, Pass
 from provider.backends.mlx.layout import Layout
 from provider.backends.mlx.qwen3_5 import Cells, Trunk
 from provider.backends.mlx.recurrent import Recurrent, Slots
@@ -64,6 +65,22 @@ class Hybrid:
         prefilling = [self._cells[id] for id in ids if self._cells[id].recurrent is not None]
         return [*self._slots.arrays(), *(array for one in prefilling for array in one.arrays())]
 
+    def park(self, id: str) -> Image:
+        cells = self._cells.pop(id)
+        own = self._slots.take(id) if cells.recurrent is None else cells.recurrent
+        image = cache_images(cells.attention)
+        for number, one in enumerate(own):
+            image.arrays.update({f"{number}.conv": one.conv, f"{number}.state": one.state})
+        return image
+
+    def restore(self, id: str, image: Image) -> None:
+        cells = self._cells[id] = self.trunk.fresh()
+        take_up_images(cells.attention, image)
+        cells.recurrent = [
+            Recurrent(image.arrays[f"{number}.conv"], image.arrays[f"{number}.state"])
+            for number in range(self.trunk.recurrent_layers)
+        ]
+
     def release(self, id: str) -> None:
         self._slots.leave(id)
         self._cells.pop(id, None)
@@ -86,14 +103,14 @@ class Hybrid:
         self._side = None
 
     def _seat(self, fresh: Sequence[str], ids: Sequence[str]) -> None:
-        """Moves the rows of sequences that decode for the first time into the slots."""
+        """Moves the rows of sequences that decode for the first time, or again, into the slots, and those of
+        sequences that stay away from this step out of them."""
+        for id in set(self._slots.ids) - set(ids):
+            self._cells[id].recurrent = self._slots.take(id)
         for id in fresh:
             self._slots.join(id, self._own(id))
             self._cells[id].recurrent = None
         self._slots.compact()
-        resting = set(self._slots.ids) - set(ids)
-        if resting:
-            raise ValueError(f"every decoding sequence takes part in a step; missing: {sorted(resting)}")
 
     def _run(self, ids: Sequence[str], slots: Slots, tokens: mx.array, layout: Layout) -> Pass:
         hidden = self.trunk.decode([self._cells[id] for id in ids], slots, tokens, layout)

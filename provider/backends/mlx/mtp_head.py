@@ -12,8 +12,9 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from provider.backends.mlx.block_cache import BlockCache
+from provider.backends.mlx.block_cache import BlockCache, cache_images, take_up_images
 from provider.backends.mlx.drafter import Pairs
+from provider.backends.mlx.forward import Image
 from provider.backends.mlx.layout import Layout
 from provider.backends.mlx.mtp_weights import HeadModules, head_bytes
 from provider.backends.mlx.qwen3_5 import (
@@ -123,6 +124,31 @@ class MtpHead:
     def arrays(self, id: str) -> list[mx.array]:
         one = self._followed[id]
         return one.cache.arrays + ([] if one.hidden is None else [one.hidden])
+
+    def park(self, id: str) -> Image:
+        one, ready = self._followed.pop(id), self._ready.pop(id, None)
+        image = cache_images([one.cache])
+        if one.hidden is not None:
+            image.arrays["hidden"] = one.hidden
+        if one.pending:
+            hidden, tokens = _gathered([*one.pending])
+            image.arrays.update({"pending.hidden": hidden, "pending.tokens": tokens})
+        if ready is not None:
+            guesses, row = ready
+            own = guesses.rows([row])
+            image.arrays.update({"guess.hidden": own.hidden, "guess.tokens": own.tokens})
+        return image
+
+    def restore(self, id: str, image: Image) -> None:
+        one, held = Followed(), image.arrays
+        take_up_images([one.cache], image)
+        one.hidden = held.get("hidden")
+        if "pending.tokens" in held:
+            tokens = held["pending.tokens"]
+            one.pending.append(Pairs(held["pending.hidden"], tokens, 0, tokens.shape[0]))
+        if "guess.tokens" in held:
+            self._ready[id] = (Guesses(held["guess.tokens"], held["guess.hidden"]), 0)
+        self._followed[id] = one
 
     def release(self, id: str) -> None:
         self._followed.pop(id, None)

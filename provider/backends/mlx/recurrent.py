@@ -97,6 +97,13 @@ class Slots:
             self._rows, self._layers = [], [None] * len(self._layers)
         return True
 
+    def take(self, id: str) -> list[Recurrent]:
+        """A sequence leaves, with rows of its own: no view of arrays that go on being written."""
+        row = mx.array([self._rows.index(id)])
+        states = [Recurrent(mx.take(one.conv, row, axis=0), mx.take(one.state, row, axis=0)) for one in self._held()]
+        self.leave(id)
+        return states
+
     def compact(self) -> None:
         """Fills empty rows from the end, so that rows and sequences are one to one."""
         while None in self._rows:

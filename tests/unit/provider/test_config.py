@@ -21,7 +21,7 @@ def test_a_missing_file_means_defaults(tmp_path: Path) -> None:
     config = told(tmp_path)
     assert (config.engine.max_concurrent, config.engine.exact, config.engine.notices) == (8, "off", "comment")
     assert (config.memory_reserve_bytes, config.memory_limit_bytes) == (4 * GIB, None)
-    assert (config.models, config.coordinators, config.without_effect()) == ((), (), [])
+    assert (config.models, config.coordinators, config.without_effect("host")) == ((), (), [])
     assert config == told(tmp_path, "")
 
 
@@ -124,7 +124,8 @@ def test_the_kill_switch_of_drafting_is_read(tmp_path: Path, value: str | None, 
 
 def test_what_is_set_without_effect_is_named(tmp_path: Path) -> None:
     config = told(tmp_path, "[models]\nidle_timeout_mins = 5", {"preempt_ram_gb": 1.0})
-    assert config.without_effect() == ["engine.preempt_ram_gb"]
+    assert config.without_effect("unified") == ["engine.preempt_ram_gb"]
+    assert config.without_effect("discrete") == []
 
 
 def test_what_is_loaded_at_start_is_unsaid_nothing_or_a_list(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_only_steps_that_follow_a_step_of_pure_decoding_are_measured() -> None:
         engine.submit(GenerationRequest(request_id=id, prompt=[1, 2], max_tokens=12, sampling=Sampling(temperature=0)))
     for _ in range(4):
         engine.step(lambda events: None)
-    assert depth.notes == [(2, 1, 4, 1.0)] * 2  # not the prefill, and not the first step behind it
+    assert depth.notes == [(2, 1, 4, 3.0)] * 2  # not the prefill, nor the first step behind it; a step looks thrice
     engine.submit(GenerationRequest(request_id="c", prompt=[3], max_tokens=9, sampling=Sampling(temperature=0)))
     for _ in range(3):
         engine.step(lambda events: None)
