@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
+LEAST_MARGIN_STEPS = 4
+"""However fast a copy is, it is begun after one step and found to have ended before another."""
 LONGEST_MARGIN_STEPS = 32
 """Room kept free for more steps than this would be room that nobody decodes in."""
 
@@ -32,7 +34,7 @@ class Costs:
 
     def steps(self, seconds: float) -> int:
         """How many decode steps the others make meanwhile, up to what a margin may be."""
-        return min(LONGEST_MARGIN_STEPS, ceil(seconds / self.step_s))
+        return min(LONGEST_MARGIN_STEPS, LEAST_MARGIN_STEPS + ceil(seconds / self.step_s))
 
     def takes(self, size_bytes: int) -> bool:
         return self.savable_bytes is not None and size_bytes <= self.savable_bytes

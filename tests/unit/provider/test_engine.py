@@ -215,7 +215,7 @@ def test_only_steps_that_follow_a_step_of_pure_decoding_are_measured() -> None:
     engine.submit(GenerationRequest(request_id="c", prompt=[3], max_tokens=9, sampling=Sampling(temperature=0)))
     for _ in range(3):
         engine.step(lambda events: None)
-    assert depth.notes[2:] == [(3, 1, 4, 1.0)]  # a and b had one token left to draw
+    assert depth.notes[2:] == [(3, 1, 4, 3.0)]  # a and b had one token left to draw
     assert depth.entered == 2
 
 

@@ -16,7 +16,7 @@ from tests.soak import examples
 REQUEST = st.tuples(st.integers(1, 200), st.integers(1, 60) | st.none(), st.integers(-2, 2))
 ACTION = st.one_of(
     st.tuples(st.just("add"), REQUEST),
-    st.tuples(st.just("step"), st.integers(1, 30)),
+    st.tuples(st.just("step"), st.integers(1, 12)),
     st.tuples(st.just("cancel"), st.integers(0, 25)),
     st.tuples(st.just("land"), st.tuples(st.integers(0, 5), st.booleans())),
 )
@@ -46,7 +46,7 @@ COSTS = st.builds(
     rules=RULES,
     costs=COSTS,
     step_s=st.sampled_from([0.01, 0.4, 40.0]),
-    actions=st.lists(ACTION, min_size=1, max_size=25),
+    actions=st.lists(ACTION, min_size=1, max_size=12),
 )
 def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
     tokens: int,
@@ -82,11 +82,11 @@ def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
     check_nothing_left(scheduler)
 
 
-@settings(max_examples=examples(5_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(2_500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     tokens=st.integers(64, 700),
     rules=RULES,
-    requests=st.lists(REQUEST, min_size=2, max_size=12),
+    requests=st.lists(REQUEST, min_size=2, max_size=8),
     step_s=st.sampled_from([0.01, 0.4, 40.0]),
 )
 def test_nobody_is_parked_more_often_than_its_tokens_pay_for(
