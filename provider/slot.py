@@ -18,10 +18,12 @@ import msgspec
 from provider.api import wire
 from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
+from provider.mtp.policy import Declaration
 from provider.pipe import (
     Cancel,
     ClearCache,
     Describe,
+    DraftStatus,
     EngineState,
     Grant,
     Granted,
@@ -404,16 +406,21 @@ class ModelSlot:
             "worker_ready model=%s pid=%s device=%s n_ctx=%d load_s=%.2f",
             self.id, self._runner.pid, self.loaded.device, self.loaded.n_ctx, self.loaded.load_s,
         )  # fmt: skip
-        drafts = self.loaded.drafts
-        if drafts.active:
-            log.info("mtp_active model=%s block_size=%s", self.id, drafts.block_size)
-        else:
-            log.warning("mtp_inactive model=%s reason=%s detail=%r", self.id, drafts.reason, drafts.detail)
+        self._tell_drafting(self.loaded.drafts)
         if self._untold is not None:
             self._runner.send(self._untold)
             self._untold = None
         for stream in self._streams.values():
             self._send(Submit(stream.request))
+
+    def _tell_drafting(self, drafts: DraftStatus) -> None:
+        """A warning where a head that is there, or may be, is not used; no news where there is none."""
+        if drafts.active:
+            log.info("mtp_active model=%s block_size=%s", self.id, drafts.block_size)
+            return
+        expected = self.spec.drafts is not None and self.spec.drafts.declaration != Declaration.ABSENT
+        level = logging.WARNING if expected else logging.INFO
+        log.log(level, "mtp_inactive model=%s reason=%s detail=%r", self.id, drafts.reason, drafts.detail)
 
     async def _keep_alive(self) -> None:
         """Waits for the worker's end and replaces it, for as long as that makes sense. A task boundary: a slot that
