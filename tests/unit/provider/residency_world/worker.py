@@ -149,7 +149,7 @@ class ScriptedWorker:
                 self.cache_bytes = 0
                 self._say([])
             case Submit(request):
-                self.chats[request.request_id] = request.max_tokens or 0
+                self.chats[request.request_id] = min(self.pool_bytes, request.max_tokens or 0)
                 self._say([Entered(request.request_id)])
             case Cancel(request_id):
                 self.chats.pop(request_id, None)
