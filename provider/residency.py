@@ -295,7 +295,7 @@ class Residency:
 
     async def _unload(self, model: Model) -> None:
         loading = self._loads.get(model.id)
-        if loading is not None:
+        if loading is not None and model.slot.loaded is None:
             await asyncio.wait([loading])
         if model.slot.loaded is None:
             return
