@@ -108,6 +108,7 @@ class Loading:
         await self._verify(model)
         await self._recheck(model, charge, claim)
         self._granting.admit(model, charge)
+        model.slot.allow_drafter(charge == model.charge)
         await model.slot.start()
         self._occupancy.note_baseline(model)
         self._occupancy.ledger.release(claim)

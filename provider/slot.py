@@ -237,6 +237,12 @@ class ModelSlot:
             self.spec, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
         )
 
+    def allow_drafter(self, allowed: bool) -> None:
+        """Whether the next worker may load a head from files of its own."""
+        drafts = self.spec.drafts
+        if drafts is not None:
+            self.spec = msgspec.structs.replace(self.spec, drafts=msgspec.structs.replace(drafts, room=allowed))
+
     def was_told(self, kv_pool_bytes: int, activation_reserve_bytes: int) -> bool:
         """Whether that is what it was granted last."""
         told = self.spec

@@ -79,7 +79,7 @@ class ScriptedWorker:
     # Runner
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
-        self.build = self._host.build_of(Path(spec.directory).name)
+        self.build, self.spec = self._host.build_of(Path(spec.directory).name), spec
         self.pool_bytes, self.reserve_bytes = spec.kv_pool_bytes or 0, spec.activation_reserve_bytes or 0
         self._on_report = on_report
         self._host.workers.append(self)
