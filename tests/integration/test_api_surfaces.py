@@ -5,6 +5,7 @@ import json
 import queue
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -298,3 +299,23 @@ def test_a_client_that_leaves_frees_its_row(apis: dict[str, Api]) -> None:
 
 def test_the_documents_list_the_routes(api: Api) -> None:
     assert {CHAT, "/v1/completions", MESSAGES, COUNT, RESPONSES} <= set(api.get("/openapi.json").json()["paths"])
+
+
+RECIPE = re.compile(r"```(sh|python)\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
+RECIPES = RECIPE.findall((Path(__file__).parents[2] / "docs" / "api.md").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_the_recipes_print_what_they_say(apis: dict[str, Api], number: int, capfd: pytest.CaptureFixture[str]) -> None:
+    kind, recipe, printed = RECIPES[number]
+    api = apis["fleet"]
+    here = recipe.replace("http://127.0.0.1:8080", api.url).replace("dbk_...", api.key)
+    if kind == "sh":
+        subprocess.run(["bash", "-c", here], check=True, timeout=60)
+    else:
+        exec(compile(here, "docs/api.md", "exec"), {})
+    assert capfd.readouterr().out.strip() == printed.strip()
+
+
+def test_every_recipe_is_tried() -> None:
+    assert len(RECIPES) == 7
