@@ -58,7 +58,7 @@ def backend() -> MlxBackend:
 
 def test_one_draft_a_round_is_right_85_times_in_100_on_what_the_model_was_taught(backend: MlxBackend) -> None:
     drafted = accepted = 0
-    for example in repertoire(each=3):
+    for example in repertoire(each=2):
         tokens = [prefill(backend, "a", TOKENIZER.encode(example.prompt))]
         while len(tokens) < 120 and not TOKENIZER.eos_token_ids & set(tokens):
             (run,) = backend.decode([Row("a", tokens[-1], len(tokens), 1)], ahead=True)
@@ -66,7 +66,7 @@ def test_one_draft_a_round_is_right_85_times_in_100_on_what_the_model_was_taught
             drafted += run.drafted
             accepted += run.accepted
         backend.release("a")
-    assert drafted > 200
+    assert drafted > 100
     assert accepted / drafted >= 0.85
 
 
