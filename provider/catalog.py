@@ -14,6 +14,8 @@ from provider.memory.requirement import Charge, sequence_bytes
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.resolve import resolve_model
 from provider.models.tokenizer import ModelTokenizer
+from provider.mtp.head import ExternalHead
+from provider.mtp.verdict import judge
 from provider.pipe import DraftSpec, LoadSpec
 from provider.runner import Runner
 from provider.slot import ModelSlot, Planned, SlotLimits
@@ -125,11 +127,22 @@ class Factory:
         return Model(
             checkpoint=checkpoint,
             slot=self._slot(named, found),
-            charge=Charge(checkpoint.size_bytes),
+            charge=Charge(checkpoint.size_bytes, self._drafter_bytes(checkpoint)),
             member=self._member(checkpoint),
             pinned=bool({named, path_or_id} & set(self._config.pinned)),
             digest=digest,
         )
+
+    def _drafter_bytes(self, checkpoint: Checkpoint) -> int:
+        """Of a prediction head in files of its own; one that is inside the model's is part of its size."""
+        config = self._config
+        if config.mtp_drafter_path is None:
+            return 0
+        chosen = judge(
+            checkpoint.directory, checkpoint.mtp, killed=config.mtp_killed, mode=config.engine.mtp_mode,
+            drafter_path=config.mtp_drafter_path,
+        ).choice  # fmt: skip
+        return chosen.payload_bytes if isinstance(chosen, ExternalHead) else 0
 
     def _member(self, checkpoint: Checkpoint) -> Member:
         context = self._context_tokens(checkpoint)

@@ -38,7 +38,12 @@ def choose_head(directory: Path, spec: DraftSpec | None) -> Head | Off:
         return Off(Reason.ENGINE_INACTIVE, "nothing was said about drafting")
     probed = Probe(Declaration(spec.declaration), spec.model_type, "")
     path = None if spec.drafter_path is None else Path(spec.drafter_path)
-    return judge(directory, probed, killed=spec.killed, mode=spec.mode, drafter_path=path).choice
+    choice = judge(directory, probed, killed=spec.killed, mode=spec.mode, drafter_path=path).choice
+    if isinstance(choice, ExternalHead) and not spec.room:
+        return Off(
+            Reason.ASSISTANT_MEMORY_UNAVAILABLE, f"{choice.directory}: there is no memory for it beside its model"
+        )
+    return choice
 
 
 def attach_head(backend: Drafts, head: Head | Off, encode: Encode) -> DraftStatus:

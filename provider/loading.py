@@ -40,6 +40,15 @@ Unload = Callable[[Model], Awaitable[None]]
 DigestOf = Callable[[Model], Awaitable[str]]
 
 
+def nothing_read(clock: Callable[[], float]) -> ReadMemory:
+    """Of a system that does not tell: what the workers measure is then all that is known."""
+
+    async def read() -> SystemMemory:
+        return SystemMemory(physical_bytes=None, available_bytes=None, pressure=None, read_at_s=clock())
+
+    return read
+
+
 class LoadRefused(DarkbloomError):
     """A load that memory does not allow; nothing was evicted for one that could never fit."""
 
@@ -99,6 +108,7 @@ class Loading:
         await self._verify(model)
         await self._recheck(model, charge, claim)
         self._granting.admit(model, charge)
+        model.slot.allow_drafter(charge == model.charge)
         await model.slot.start()
         self._occupancy.note_baseline(model)
         self._occupancy.ledger.release(claim)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from provider.catalog import Model
+from provider.config import ProviderConfig
 from provider.memory.admission import Reading
 from provider.memory.caps import effective_cap, kv_budget
-from provider.memory.floors import FloorTable, activation_reserve, serving_set
+from provider.memory.floors import FloorTable, activation_reserve, serving_set, shipped_table
 from provider.memory.grants import shares
 from provider.memory.ledger import Ledger
 from provider.memory.requirement import Charge, required_for_load
@@ -27,6 +28,18 @@ class Bounds:
     cap_fraction: float
     told_activation_bytes: int | None
     floors: FloorTable
+
+    @staticmethod
+    def told(config: ProviderConfig, physical_bytes: int, floors: FloorTable | None) -> "Bounds":
+        """`floors` None: the shipped ones."""
+        return Bounds(
+            physical_bytes,
+            config.memory_reserve_bytes,
+            config.memory_limit_bytes,
+            config.cap_fraction,
+            config.activation_reserve_bytes,
+            shipped_table() if floors is None else floors,
+        )
 
     @property
     def cap_bytes(self) -> int:

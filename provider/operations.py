@@ -74,6 +74,11 @@ class Operations:
             case _:
                 assert_never(asked)
 
+    @property
+    def deferred(self) -> list[str]:
+        """Models that are here and wait for room to be served."""
+        return list(self._offers)
+
     async def stop(self) -> None:
         await self._background.stop()
 
@@ -152,21 +157,22 @@ class Operations:
             return
         self._offering.add(id)
         try:
-            while (offer := self._offers.get(id)) is not None and self._is_wanted(offer):
+            while (offer := self._offers.get(id)) is not None:
                 self._again.discard(id)
                 if await self._is_settled(offer):
-                    break
-                if id not in self._again:
+                    if self._offers.get(id) is offer:
+                        del self._offers[id]
+                elif id not in self._again:
                     _say_prefetch(offer.say, id, "deferred", "a resident model would be left with too little room")
                     self._offer_later()
                     return
-            if self._offers.get(id) is offer:
-                self._offers.pop(id, None)
         finally:
             self._offering.discard(id)
 
     async def _is_settled(self, offer: Offer) -> bool:
         """Whether it is served now, or never will be."""
+        if not self._is_wanted(offer):
+            return True
         model = await self._to_serve(offer.model)
         accepted = await self._residency.advertise(model, lambda: self._is_wanted(offer))
         return accepted or self._residency.retired.covers(model.id, model.digest) or not self._is_wanted(offer)

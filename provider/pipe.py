@@ -24,6 +24,8 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     declaration: str
     model_type: str | None
     drafter_path: str | None = None
+    room: bool = True
+    """Whether there is memory for a head that is not part of the model's own files."""
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):

@@ -19,18 +19,19 @@ from provider.background import Background
 from provider.capacity import Capacity, capacity_of
 from provider.catalog import Factory, Files, LocalFiles, Model
 from provider.config import ProviderConfig
-from provider.errors import ConfigError, ModelError, RequestFailed, SelfTestFailed, WorkerError
+from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.granting import Granting
-from provider.loading import MAX_RESIDENT_MODELS, READ_TRIES, Loading, LoadRefused, ReadMemory
-from provider.memory.floors import FloorTable, shipped_table
+from provider.loading import READ_TRIES, Loading, LoadRefused, ReadMemory, nothing_read
+from provider.memory.floors import FloorTable
 from provider.models.checkpoint import Checkpoint
+from provider.named import Named
 from provider.occupancy import Bounds, Occupancy
 from provider.protocol import ModelAd, Stats
 from provider.retirement import Retirement
 from provider.runner import ProcessRunner, Runner
 from provider.slot import ModelSlot
-from provider.system_memory import MemoryKind, SystemMemory
+from provider.system_memory import MemoryKind
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +77,11 @@ class Residency:
         self.last_load_error: LoadError | None = None
         self.retired = Retirement()
         self.factory = Factory(config, files or LocalFiles(), create_runner, self, clock, memory_kind)
-        self.occupancy = Occupancy(_bounds(config, physical_bytes, floors))
+        self._named = Named(config, self.factory)
+        self.occupancy = Occupancy(Bounds.told(config, physical_bytes, floors), self._named.models)
+        self.occupancy.advertised = list(self._named.models)
         self.granting = Granting(self.occupancy)
-        self._read_memory = read_memory or _nothing_read(clock)
+        self._read_memory = read_memory or nothing_read(clock)
         self._clock = clock
         self._loading = Loading(
             self.occupancy, self.granting, self._read_memory, self._check_wanted, self._end_worker,
@@ -90,17 +93,13 @@ class Residency:
         self._background = Background("residency")
         self._on_change: list[Callable[[], None]] = []
         self._on_room: list[Callable[[], None]] = []
-        self._enlist_configured()
 
     # Life
 
     async def start(self) -> None:
-        """Loads what is to be loaded at start. Raises the first ModelError or WorkerError, with nothing left running;
-        what memory refuses is left for later, unless nothing at all could be loaded."""
+        """Loads what is to be loaded at start (named.Named.preload); raises with nothing left running."""
         try:
-            refused = [error for id in self._preloaded() if (error := await self._preload(id)) is not None]
-            if refused and not self.occupancy.residents:
-                raise refused[0]
+            await self._named.preload(self.load)
         except BaseException:
             await self.stop()
             raise
@@ -296,7 +295,7 @@ class Residency:
 
     async def _unload(self, model: Model) -> None:
         loading = self._loads.get(model.id)
-        if loading is not None:
+        if loading is not None and model.slot.loaded is None:
             await asyncio.wait([loading])
         if model.slot.loaded is None:
             return
@@ -363,39 +362,6 @@ class Residency:
         if not done.cancelled():
             done.exception()  # it may be that nobody waits for it any more
 
-    # At start
-
-    def _enlist_configured(self) -> None:
-        if self.config.engine.exact == "on":
-            raise ConfigError("--exact on: exact concurrency is not part of this release; use --exact auto or off.")
-        models = [self.factory.create(one) for one in self.config.models]
-        self._named = dict(zip(self.config.models, (one.id for one in models), strict=True))
-        self.occupancy.models = {one.id: one for one in models}
-        if len(self.occupancy.models) < len(models):
-            raise ConfigError("--model: two of the models have the same id; each id is served once.")
-        self.occupancy.advertised = list(self.occupancy.models)
-
-    def _preloaded(self) -> list[str]:
-        if self.config.preload is None:
-            return self.advertised_ids[:MAX_RESIDENT_MODELS]
-        ids = [self._named.get(one, one) for one in self.config.preload]
-        for id in ids:
-            if id not in self.occupancy.models:
-                raise ConfigError(f"models.preload: {id!r} is not among the served models: {self.advertised_ids}.")
-        return ids
-
-    async def _preload(self, model_id: str) -> ModelError | None:
-        """Why it could not be loaded now and may be later. The requirement is that of this moment, and nobody is
-        evicted."""
-        try:
-            await self.load(model_id, evict=False)
-        except LoadRefused as refused:
-            log.warning("preload_refused model=%s reason=%s", model_id, refused)
-            return ModelError(str(refused))
-        except SelfTestFailed as error:
-            return error
-        return None
-
     def _changed(self) -> None:
         for callback in self._on_change:
             callback()
@@ -403,21 +369,3 @@ class Residency:
     def _room_changed(self) -> None:
         for callback in self._on_room:
             callback()
-
-
-def _bounds(config: ProviderConfig, physical_bytes: int, floors: FloorTable | None) -> Bounds:
-    return Bounds(
-        physical_bytes,
-        config.memory_reserve_bytes,
-        config.memory_limit_bytes,
-        config.cap_fraction,
-        config.activation_reserve_bytes,
-        shipped_table() if floors is None else floors,
-    )
-
-
-def _nothing_read(clock: Callable[[], float]) -> ReadMemory:
-    async def read() -> SystemMemory:
-        return SystemMemory(physical_bytes=None, available_bytes=None, pressure=None, read_at_s=clock())
-
-    return read

@@ -18,10 +18,12 @@ import msgspec
 from provider.api import wire
 from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
+from provider.mtp.policy import Declaration
 from provider.pipe import (
     Cancel,
     ClearCache,
     Describe,
+    DraftStatus,
     EngineState,
     Grant,
     Granted,
@@ -258,6 +260,12 @@ class ModelSlot:
             self.spec, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
         )
 
+    def allow_drafter(self, allowed: bool) -> None:
+        """Whether the next worker may load a head from files of its own."""
+        drafts = self.spec.drafts
+        if drafts is not None:
+            self.spec = msgspec.structs.replace(self.spec, drafts=msgspec.structs.replace(drafts, room=allowed))
+
     def was_told(self, kv_pool_bytes: int, activation_reserve_bytes: int) -> bool:
         """Whether that is what it was granted last."""
         told = self.spec
@@ -426,16 +434,21 @@ class ModelSlot:
             "worker_ready model=%s pid=%s device=%s n_ctx=%d load_s=%.2f",
             self.id, self._runner.pid, self.loaded.device, self.loaded.n_ctx, self.loaded.load_s,
         )  # fmt: skip
-        drafts = self.loaded.drafts
-        if drafts.active:
-            log.info("mtp_active model=%s block_size=%s", self.id, drafts.block_size)
-        else:
-            log.warning("mtp_inactive model=%s reason=%s detail=%r", self.id, drafts.reason, drafts.detail)
+        self._tell_drafting(self.loaded.drafts)
         if self._untold is not None:
             self._runner.send(self._untold)
             self._untold = None
         for stream in self._streams.values():
             self._send(Submit(stream.request))
+
+    def _tell_drafting(self, drafts: DraftStatus) -> None:
+        """A warning where a head that is there, or may be, is not used; no news where there is none."""
+        if drafts.active:
+            log.info("mtp_active model=%s block_size=%s", self.id, drafts.block_size)
+            return
+        expected = self.spec.drafts is not None and self.spec.drafts.declaration != Declaration.ABSENT
+        level = logging.WARNING if expected else logging.INFO
+        log.log(level, "mtp_inactive model=%s reason=%s detail=%r", self.id, drafts.reason, drafts.detail)
 
     async def _keep_alive(self) -> None:
         """Waits for the worker's end and replaces it, for as long as that makes sense. A task boundary: a slot that

@@ -43,9 +43,9 @@ def read_memory_facts(
     """Looks at everything once; `asked` are the models in question."""
     now_s = time.time()
     kind = memory_in_use(hardware.memory_kind)
-    memory = _read_memory(kind, mlx)
+    memory = read_memory(kind, mlx)
     running = read_running(config.data_dir, now_s)
-    known = [*asked, *_servable_beside(asked, env)]
+    known = [*asked, *servable_beside(asked, env)]
     floors = _floors_here(config, hardware, known)
     configured = [_id_of(name) for name in config.models]
     machines = (machine_facts(memory, config, known, one.id, floors, configured, running, env) for one in asked)
@@ -153,7 +153,7 @@ def _candidate(known: Known, config: ProviderConfig) -> Candidate | None:
     return Candidate(id=known.id, size_bytes=size, vision=found.vision, minimum_kv_bytes=minimum)
 
 
-def _read_memory(kind: MemoryKind, mlx: MlxOutcome) -> SystemMemory:
+def read_memory(kind: MemoryKind, mlx: MlxOutcome) -> SystemMemory:
     """Of a discrete GPU, MLX knows what its driver's tool does not tell."""
     found = read_system_memory(kind)
     if kind != "discrete" or found.physical_bytes is not None:
@@ -161,7 +161,7 @@ def _read_memory(kind: MemoryKind, mlx: MlxOutcome) -> SystemMemory:
     return replace(found, physical_bytes=mlx.total_bytes, available_bytes=mlx.free_bytes)
 
 
-def _servable_beside(asked: Sequence[Known], env: Mapping[str, str]) -> list[Known]:
+def servable_beside(asked: Sequence[Known], env: Mapping[str, str]) -> list[Known]:
     """Every other model on this machine that is whole and of a served family."""
     found, ids = [], {one.id for one in asked}
     for model in models_on_disk(env):

@@ -166,8 +166,9 @@ MUTANTS = (
     Mutant(
         16,
         "provider/residency.py",
-        "            await self.load(model_id, evict=False)\n",
-        "            await self.occupancy.models[model_id].slot.start()\n",
+        "            await self._named.preload(self.load)\n",
+        "            for id in self._named.preloaded():\n"
+        "                await self.occupancy.models[id].slot.start()\n",
         "test_race_16_what_is_loaded_at_start_is_judged_by_what_there_is_then",
     ),
     Mutant(

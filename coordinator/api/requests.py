@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator import log
 from coordinator.api.errors import answer, failure_of
+from provider.api.events import id_headers
 
 REQUEST_ID = "x-request-id"
 PROBES = ("/health", "/metrics")
@@ -33,7 +34,7 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
             await send(message)
 
         try:

@@ -63,6 +63,12 @@ def anthropic_error(failure: Failure) -> dict[str, Any]:
     return {"type": "error", "error": {**error, **failure.detail}}
 
 
+def id_headers(path: str, request_id: str) -> dict[str, str]:
+    """Anthropic's clients look for the id of a request under a name of their own."""
+    own = {"request-id": request_id} if speaks_anthropic(path) else {}
+    return {"X-Request-ID": request_id, **own}
+
+
 class DataEvents:
     """Chats and completions: no names, and `[DONE]` at the end."""
 

@@ -9,6 +9,7 @@ from random import Random
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from provider.api.events import id_headers
 from provider.api.job import new_id
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
             await send(message)
 
         try:

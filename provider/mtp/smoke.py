@@ -12,7 +12,7 @@ from provider.generation import Sampling
 LEAST_ACCEPTANCE = 0.2
 """Of one draft a round. The bundled head is at 0.8 on these texts; raw norms, a wrong order of inputs or weights of
 another model, below 0.1 (tests/integration/test_mtp_head.py)."""
-ROUNDS = 24
+ROUNDS = 12
 TEXTS = (
     "1, 2, 3, 4,",
     '{"a": 1, "b": 2, "c": 3,',

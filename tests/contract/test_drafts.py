@@ -10,6 +10,7 @@ import pytest
 
 from provider.backends.base import BackendFacts, Row
 from provider.backends.mlx.backend import MlxBackend
+from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.backends.sim import SimBackend
 from provider.generation import Sampling
@@ -119,6 +120,18 @@ def test_a_sequence_computed_again_goes_on_with_drafts(model: Path, plain: Plain
         tokens = tokens + backend.decode([Row("again", tokens[-1], len(tokens), min(2, left))])[0].tokens
     backend.close()
     assert tokens == plain.tokens[id]
+
+
+def test_drafts_that_cross_the_border_of_a_block_change_nothing(model: Path) -> None:
+    """Wrong ones grow the keys and values by a block, and give it back."""
+    backend = MlxBackend(model)
+    prompt = prompt_of(KV_BLOCK_TOKENS - 6, 4)
+    expected = solo(backend, prompt, 20)
+    for rule in (wrong, mostly_right):
+        drafting = MlxBackend(model, RuledDrafter({"solo": expected}, rule))
+        assert solo(drafting, prompt, 20, drafts=5) == expected
+        drafting.close()
+    backend.close()
 
 
 def test_right_drafts_take_fewer_steps_and_none_are_asked_for_beyond_the_end(model: Path, plain: Plain) -> None:

@@ -37,7 +37,7 @@ HEADS: dict[str, Callable[[Path], Path]] = {
         write_family(to, "qwen3_5_moe", quantize=FOUR_BITS), mx.float32, EIGHT_BITS
     ),
 }
-COUNTS = {id: 5 + int(id) for id in PROMPTS}
+COUNTS = {id: 4 + int(id) // 2 for id in PROMPTS}
 
 
 @pytest.fixture(scope="module", params=HEADS)

@@ -65,7 +65,8 @@ def streamed(server: Running, path: str, **headers: str) -> list[dict[str, Any]]
 
 def test_the_anthropic_sdk_gets_a_message_whole_and_streamed() -> None:
     with running(says(THOUGHT)) as server, server.anthropic() as client:
-        whole = client.messages.create(**MESSAGES)
+        whole = client.messages.create(**MESSAGES, extra_headers={"X-Request-ID": "mine"})
+        assert whole._request_id == "mine"
         thought, said = whole.content
         assert (thought.type, said.type) == ("thinking", "text")
         assert thought.thinking == "hm"

@@ -197,5 +197,6 @@ def test_a_running_provider_is_believed_about_its_memory_and_its_troubles(tmp_pa
 
     assert answer["fit"]["activation_reserve_bytes"] == DEFAULT_FLOOR_BYTES
     assert answer["fit"]["usable_bytes"] < answer["fit"]["ceiling_bytes"]
+    assert "for models" in checks["memory"]["message"]
     assert "99 GiB" in checks["last load"]["message"]
     assert "memory_cap (9 GiB)" in checks["routable"]["message"]

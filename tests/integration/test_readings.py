@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from provider.probes import MlxOutcome
 from provider.system_memory import read_system_memory
 from provider.thermal import read_thermal
+from provider.this_machine import read_memory
 
 TOOL = """\
 #!/bin/sh
@@ -46,6 +48,17 @@ def test_a_driver_that_does_not_answer_leaves_the_memory_unknown(
     found = read_system_memory("discrete", env={})
 
     assert (found.physical_bytes, found.available_bytes) == (None, None)
+
+
+def test_mlx_is_believed_where_the_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlx = MlxOutcome("gpu: NVIDIA H200", True, None, total_bytes=100, free_bytes=90)
+    install(tmp_path, monkeypatch, "#!/bin/sh\nexit 9\n")
+    found = read_memory("discrete", mlx)
+    assert (found.physical_bytes, found.available_bytes) == (100, 90)
+
+    install(tmp_path, monkeypatch, TOOL)
+    assert read_memory("discrete", mlx).physical_bytes != 100
+    assert read_memory("host", mlx).physical_bytes not in (None, 100)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has no discrete NVIDIA GPU")

@@ -47,6 +47,19 @@ def says(content: Any, role: str = "user") -> dict[str, Any]:
         (says("\ud800" * 60), 15, 5),
         (says("<think>" + "x" * 600 + "</think>" + "y" * 60, "assistant"), 15, 5),
         (says("<think>" + "x" * 593 + "</think>" + "y" * 52), 165, 55),
+        (
+            {**says([{"type": "tool_result", "content": "x" * 60}]), "system": [{"type": "text", "text": "y" * 60}]},
+            30,
+            10,
+        ),
+        (says([{"type": "thinking", "thinking": "x" * 600}, {"type": "text", "text": "y" * 60}], "assistant"), 15, 5),
+        ({"input": "x" * 60, "instructions": "y" * 60}, 30, 10),
+        (
+            {"input": [{"role": "user", "content": "x" * 60}, {"type": "function_call_output", "output": "y" * 60}]},
+            30,
+            10,
+        ),
+        ({"input": [{"type": "reasoning", "content": [{"text": "x" * 600}]}]}, 0, 0),
     ],
 )
 def test_the_tokens_of_any_json_are_estimated(body: dict[str, Any], likely: int, least: int) -> None:

@@ -240,6 +240,17 @@ def test_the_smallest_machine_that_serves_a_model(size_gb: float, reserve: float
     assert (found.size_gib, found.tight) == (gib, tight)
 
 
+@pytest.mark.parametrize(
+    ("required", "gib", "tight"),
+    [(20 * GIB, 24, True), (20 * GIB + 1, 32, False), (18 * GIB, 24, True), (18 * GIB - 1, 24, False)],
+)
+def test_what_just_fits_fits_and_what_leaves_two_gib_is_tight(required: int, gib: int, tight: bool) -> None:
+    found = smallest_machine(required)
+
+    assert found is not None
+    assert (found.size_gib, found.tight) == (gib, tight)
+
+
 def test_a_model_may_be_too_large_for_every_machine() -> None:
     assert smallest_machine(600 * GIB) is None
 

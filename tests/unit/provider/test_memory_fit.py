@@ -30,6 +30,11 @@ def test_every_worked_tier_can_be_served_or_never(tier: Tier) -> None:
     assert (fit(int(tier.required * GIB), machine(tier.machine, tier.machine)) is Fit.PASS) is tier.fits
 
 
+def test_what_takes_the_whole_cap_fits() -> None:
+    assert largest_machine_fit(20 * GIB, 20 * GIB)
+    assert not largest_machine_fit(20 * GIB + 1, 20 * GIB)
+
+
 @pytest.mark.parametrize(
     ("reading", "required", "verdict"),
     [

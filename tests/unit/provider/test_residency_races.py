@@ -207,6 +207,9 @@ async def test_race_07_requirement_and_claim_hold_the_assistant_alike() -> None:
         load = await world.begin(world.residency.load("a"))
         await world.open_until("start:a")
         assert world.residency.occupancy.ledger.outstanding_bytes == expected.padded_bytes
+        drafts = world.worker("a").spec.drafts
+        assert drafts is not None
+        assert drafts.room == (expected == charge)
         await world.open_all()
         await load
         assert world.residency.occupancy.ledger.outstanding_bytes == 0

@@ -14,8 +14,8 @@ from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.inspection import inspect_model
 from provider.running import Running
 from provider.system_memory import SystemMemory
-from provider.this_machine import Known, machine_facts
-from tests.fixtures.checkpoints import write_model
+from provider.this_machine import Known, machine_facts, servable_beside
+from tests.fixtures.checkpoints import qwen_config, write_model
 
 DEMO = Known(BUNDLED_MODEL_ID, inspect_model(BUNDLED_MODEL_DIR))
 MEMORY = SystemMemory(physical_bytes=24 * GIB, available_bytes=10 * GIB, pressure=None, read_at_s=0.0)
@@ -136,6 +136,25 @@ def test_the_bundled_model_is_served_on_8_gib_with_5_available(tmp_path: Path) -
 
     assert report.verdict is Fit.PASS
     assert (report.usable_bytes, report.effective_cap_bytes) == (GIB, 4 * GIB)
+
+
+def test_a_model_whose_geometry_is_unknown_counts_the_whole_smallest_kv(tmp_path: Path) -> None:
+    foreign = write_model(tmp_path / "foreign", {**qwen_config(), "model_type": "unheard_of"})
+    (model,) = facts(config(tmp_path), known=(Known("foreign", inspect_model(foreign)),), target="foreign").models
+
+    assert model.minimum_kv_bytes == GIB
+
+
+def test_only_whole_models_of_served_families_are_alternatives(tmp_path: Path) -> None:
+    whole = write_model(tmp_path / "models--org--whole" / "snapshots" / "1")
+    (write_model(tmp_path / "models--org--broken" / "snapshots" / "1") / "model.safetensors").unlink()
+    write_model(tmp_path / "models--org--foreign" / "snapshots" / "1", {**qwen_config(), "model_type": "unheard_of"})
+    (write_model(tmp_path / "models--org--odd" / "snapshots" / "1") / "config.json").write_text("{")
+    env = {"HF_HUB_CACHE": str(tmp_path)}
+
+    assert [one.id for one in servable_beside([DEMO], env)] == ["org/whole"]
+    asked = Known("org/whole", inspect_model(whole))
+    assert [one.id for one in servable_beside([asked], env)] == [BUNDLED_MODEL_ID]
 
 
 def test_nothing_is_judged_where_nothing_is_known(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class ScriptedWorker:
     # Runner
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
-        self.build = self._host.build_of(Path(spec.directory).name)
+        self.build, self.spec = self._host.build_of(Path(spec.directory).name), spec
         self.pool_bytes, self.reserve_bytes = spec.kv_pool_bytes or 0, spec.activation_reserve_bytes or 0
         self._on_report = on_report
         self._host.workers.append(self)
@@ -149,7 +149,7 @@ class ScriptedWorker:
                 self.cache_bytes = 0
                 self._say([])
             case Submit(request):
-                self.chats[request.request_id] = request.max_tokens or 0
+                self.chats[request.request_id] = min(self.pool_bytes, request.max_tokens or 0)
                 self._say([Entered(request.request_id)])
             case Cancel(request_id):
                 self.chats.pop(request_id, None)

@@ -37,6 +37,7 @@ class World:
         others_gib: float = 0,
         floors: dict[str, float] | None = None,
         reserve_gib: float = 4,
+        limit_gib: float | None = None,
         preload: tuple[str, ...] = (),
         **config: Any,
     ) -> None:
@@ -55,7 +56,7 @@ class World:
         self.files = ScriptedFiles(known, self.gates)
         self.residency = Residency(
             ProviderConfig(
-                provider=ProviderSection(memory_reserve_gb=reserve_gib),
+                provider=ProviderSection(memory_reserve_gb=reserve_gib, memory_limit_gb=limit_gib),
                 engine=EngineSection(),
                 models=tuple([one.name for one in known] if named is None else named),
                 coordinators=(),

@@ -1,0 +1,321 @@
+"""One demo model behind `local` and behind a coordinator: every API gives the same text, to the official SDKs too."""
+
+import asyncio
+import json
+import queue
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from provider.api.app import create_app
+from provider.api.surface import Surface
+from provider.config import read_config
+from provider.http_server import server_for
+from provider.link import Link
+from provider.local import create_residency
+from provider.protocol import Hardware
+from provider.session import Identity
+from provider.status import Status
+from tests.fixtures.api_answers import Read, message_of, read_chat, read_message, read_response, response_of
+from tests.integration.client import MODEL, Api
+from tests.integration.coordinator_harness import coordinator, postgres, ws_url
+from tests.integration.processes import until
+
+__all__ = ["postgres"]
+
+HARDWARE = Hardware(chip="none", memory_bytes=8 * 2**30, memory_kind="host", cores=1)
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+DESCRIBED = "Current weather of a city"
+CAPITAL = "What is the capital of France?"
+SUM = "What is 17 plus 25?"
+WEATHER = "What is the weather in Oslo?"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+COUNT = "/v1/messages/count_tokens"
+
+
+@pytest.fixture(scope="module")
+def apis(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Api]]:
+    """One provider, with its worker, behind both servers; the servers share the loop of a thread."""
+    ready: queue.Queue[dict[str, Api] | BaseException] = queue.Queue()
+    loop, leaving = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        try:
+            async with serving(postgres, tmp_path_factory.mktemp("provider")) as started:
+                ready.put(started)
+                await leaving.wait()
+        except BaseException as error:
+            ready.put(error)
+            raise
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        started = ready.get(timeout=120)
+        if isinstance(started, BaseException):
+            raise started
+        until(lambda: bool(started["fleet"].get("/v1/models").json()["data"]), what="a provider")
+        yield started
+    finally:
+        loop.call_soon_threadsafe(leaving.set)
+        thread.join(60)
+        loop.close()
+
+
+@asynccontextmanager
+async def serving(postgres: str, directory: Path) -> AsyncIterator[dict[str, Api]]:
+    """Without drafts every token is an event of its own, so that two streams can be compared byte by byte."""
+    flags = {"mtp_mode": "off"}
+    config = read_config(flags, (MODEL,), backend="mlx", data_dir=directory, file=directory / "none.toml")
+    residency = create_residency(config)
+    await residency.start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = server_for(create_app(residency, Status(residency)))
+    local = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with coordinator(postgres) as running:
+            surface = Surface(residency, time.time, Random(1))
+            identity = Identity("6f2f6a53-5f0c-4a6b-b8cb-9a4cf5a0a9a1", "test", "0.9.0", "mlx", HARDWARE)
+            link = Link(ws_url(running.url), running.provider_token, identity, residency, surface, Random(1))
+            linked = asyncio.create_task(link.run(time.monotonic))
+            yield {
+                "local": Api(f"http://127.0.0.1:{listener.getsockname()[1]}"),
+                "fleet": Api(running.url, running.api_key),
+            }
+            linked.cancel()
+            await asyncio.wait({linked})
+    finally:
+        server.should_exit = True
+        await asyncio.wait({local})
+        await residency.stop()
+
+
+@pytest.fixture(params=["local", "fleet"])
+def api(apis: dict[str, Api], request: pytest.FixtureRequest) -> Api:
+    return apis[request.param]
+
+
+def claude(api: Api) -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        base_url=api.url, api_key=api.key, max_retries=0, timeout=60, _strict_response_validation=True
+    )
+
+
+def gpt(api: Api) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{api.url}/v1", api_key=api.key, max_retries=0, timeout=60, _strict_response_validation=True
+    )
+
+
+def chat_body(question: str, limit: int, thinking: bool | None, stop: list[str], tools: bool) -> dict[str, Any]:
+    function = {"name": "get_weather", "description": DESCRIBED, "parameters": SCHEMA}
+    return {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}],
+        "max_completion_tokens": limit,
+        "stop": stop,
+        "tools": [{"type": "function", "function": function}] if tools else [],
+        **({} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}),
+    }
+
+
+def messages_body(question: str, limit: int, thinking: bool | None, stop: list[str], tools: bool) -> dict[str, Any]:
+    switch = {"type": "enabled", "budget_tokens": 1024} if thinking else {"type": "disabled"}
+    return {
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": question}]}],
+        "max_tokens": limit,
+        "stop_sequences": stop,
+        "tools": [{"name": "get_weather", "description": DESCRIBED, "input_schema": SCHEMA}] if tools else [],
+        **({} if thinking is None else {"thinking": switch}),
+    }
+
+
+def responses_body(question: str, limit: int, thinking: bool | None, stop: list[str], tools: bool) -> dict[str, Any]:
+    tool = {"type": "function", "name": "get_weather", "description": DESCRIBED, "parameters": SCHEMA}
+    return {
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": question}]}],
+        "max_output_tokens": limit,
+        "stop": stop,
+        "tools": [tool] if tools else [],
+        **({} if thinking is None else {"reasoning": {"effort": "medium" if thinking else "none"}}),
+    }
+
+
+BODIES: dict[str, Callable[..., dict[str, Any]]] = {
+    CHAT: chat_body,
+    MESSAGES: messages_body,
+    RESPONSES: responses_body,
+}
+READS: dict[str, Callable[[Any], Read]] = {CHAT: read_chat, MESSAGES: read_message, RESPONSES: read_response}
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+
+
+def ask(api: Api, path: str, stream: bool, **asked: Any) -> Read:
+    body = {"model": MODEL, "temperature": 0, "stream": stream, **BODIES[path](**asked)}
+    answer = api.post(body, path)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        return READS[path](answer.json())
+    return READS[path]((message_of if path == MESSAGES else response_of)(events_of(answer.text)))
+
+
+@pytest.mark.parametrize(
+    ("question", "limit", "thinking", "stop", "tools"),
+    [
+        (CAPITAL, 60, None, [], False),
+        (SUM, 80, True, [], False),
+        (SUM, 80, False, [], False),
+        ("Count from 5 to 99.", 8, None, [], False),
+        ("Count from 5 to 99.", 60, False, ["9, 10"], False),
+        (WEATHER, 80, None, [], True),
+    ],
+)
+def test_the_same_request_gives_the_same_answer_on_every_api(
+    apis: dict[str, Api], question: str, limit: int, thinking: bool | None, stop: list[str], tools: bool
+) -> None:
+    asked = {"question": question, "limit": limit, "thinking": thinking, "stop": stop, "tools": tools}
+    expected = ask(apis["local"], CHAT, stream=False, **asked)
+    assert expected.text or expected.calls
+    assert bool(expected.calls) == tools
+    assert bool(stop) <= ("9, 10" not in expected.text)
+    for path in (MESSAGES, RESPONSES):
+        assert ask(apis["local"], path, stream=True, **asked) == expected
+        assert ask(apis["fleet"], path, stream=False, **asked) == expected
+
+
+IDS = re.compile(r'"(msg|resp|rs|fc|toolu|call)_[A-Za-z0-9]{24}"|"created_at":\d+')
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@pytest.mark.parametrize("question", [SUM, WEATHER])
+def test_a_stream_has_the_same_bytes_through_a_coordinator(apis: dict[str, Api], path: str, question: str) -> None:
+    asked = BODIES[path](question, 80, None, [], question == WEATHER)
+    local, fleet = (
+        IDS.sub("ID", api.post({"model": MODEL, "temperature": 0, "stream": True, **asked}, path).text)
+        for api in apis.values()
+    )
+    assert local == fleet
+    assert local.split("event: ")[-1].startswith(("message_stop\n", "response.completed\n"))
+
+
+def test_the_anthropic_sdk_goes_through_a_loop_of_tools(api: Api) -> None:
+    tools: Any = messages_body(WEATHER, 1, None, [], True)["tools"]
+    asked: list[Any] = [{"role": "user", "content": WEATHER}]
+    with claude(api) as client:
+        shared: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "tools": tools, "extra_body": {"temperature": 0}}
+        counted = client.messages.count_tokens(model=MODEL, tools=tools, messages=asked)
+        called = client.messages.create(**shared, messages=asked)
+        assert called.usage.input_tokens == counted.input_tokens
+        assert called.stop_reason == "tool_use"
+        [call] = [block for block in called.content if block.type == "tool_use"]
+        assert call.input == {"city": "Oslo"}
+        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 7, "sky": "rain"}'}
+        asked += [called.to_param(), {"role": "user", "content": [result]}]
+        whole = client.messages.create(**shared, messages=asked)
+        with client.messages.stream(**shared, messages=asked) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+    assert text == "".join(block.text for block in whole.content if block.type == "text") != ""
+    assert final.usage.to_dict() == whole.usage.to_dict()
+    assert whole.stop_reason == "end_turn"
+
+
+def test_the_openai_sdk_goes_through_a_loop_of_tools_over_responses(api: Api) -> None:
+    tools: Any = responses_body(WEATHER, 1, None, [], True)["tools"]
+    items: list[Any] = [{"role": "user", "content": WEATHER}]
+    with gpt(api) as client:
+        shared: dict[str, Any] = {"model": MODEL, "temperature": 0, "tools": tools}
+        called = client.responses.create(**shared, input=items)
+        [call] = [item for item in called.output if item.type == "function_call"]
+        assert json.loads(call.arguments) == {"city": "Oslo"}
+        result = {
+            "type": "function_call_output",
+            "call_id": call.call_id,
+            "output": '{"temperature": 7, "sky": "rain"}',
+        }
+        items += [*(item.to_dict() for item in called.output), result]
+        whole = client.responses.create(**shared, input=items)
+        with client.responses.stream(**shared, input=items) as stream:
+            final = stream.get_final_response()
+    assert final.output_text == whole.output_text != ""
+    assert final.usage == whole.usage
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+def test_errors_have_the_form_of_the_api_that_was_called(api: Api, path: str) -> None:
+    body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    for fields, status, kind, code in (
+        ({"model": "other"}, 404, "not_found_error", "model_not_found"),
+        ({"messages": []}, 400, "invalid_request_error", "invalid_value"),
+        ({"model": 3}, 400, "invalid_request_error", None),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            400,
+            "invalid_request_error",
+            "invalid_value",
+        ),
+    ):
+        answer = api.post({**body, **fields}, path)
+        error = answer.json()["error"]
+        assert (answer.status_code, answer.json()["type"], error["type"]) == (status, "error", kind)
+        assert code is None or error["code"] == code
+
+
+def test_a_wrong_key_is_an_anthropic_error(apis: dict[str, Api]) -> None:
+    answer = httpx.post(apis["fleet"].url + MESSAGES, json={}, headers={"x-api-key": "wrong"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+
+
+def test_a_client_that_leaves_frees_its_row(apis: dict[str, Api]) -> None:
+    local = apis["local"]
+    for path in (MESSAGES, RESPONSES):
+        body = {
+            "model": MODEL,
+            "stream": True,
+            "ignore_eos": True,
+            **BODIES[path]("Count from 1 to 99.", 4000, None, [], False),
+        }
+        with local.vanishing(body, path):
+            until(lambda: local.states() == ["running"], what="a running row")
+        until(lambda: not local.states(), what="no row")
+
+
+def test_the_documents_list_the_routes(api: Api) -> None:
+    assert {CHAT, "/v1/completions", MESSAGES, COUNT, RESPONSES} <= set(api.get("/openapi.json").json()["paths"])
+
+
+RECIPE = re.compile(r"```(sh|python)\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
+RECIPES = RECIPE.findall((Path(__file__).parents[2] / "docs" / "api.md").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_the_recipes_print_what_they_say(apis: dict[str, Api], number: int, capfd: pytest.CaptureFixture[str]) -> None:
+    kind, recipe, printed = RECIPES[number]
+    api = apis["fleet"]
+    here = recipe.replace("http://127.0.0.1:8080", api.url).replace("dbk_...", api.key)
+    if kind == "sh":
+        subprocess.run(["bash", "-c", here], check=True, timeout=60)
+    else:
+        exec(compile(here, "docs/api.md", "exec"), {})
+    assert capfd.readouterr().out.strip() == printed.strip()
+
+
+def test_every_recipe_is_tried() -> None:
+    assert len(RECIPES) == 7

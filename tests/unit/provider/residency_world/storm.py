@@ -1,0 +1,189 @@
+"""Everything that may happen to a provider, in an order that a seed draws."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+from provider.errors import DarkbloomError, ModelError, SelfTestFailed, WorkerError
+from provider.memory.caps import GIB
+from tests.unit.provider.residency_world.builds import Build, build
+from tests.unit.provider.residency_world.invariants import check, check_rest
+from tests.unit.provider.residency_world.world import World
+
+SIZES_GIB = (1, 2, 4, 6, 10, 14, 18)
+NAMED, FETCHED = ("a", "b", "c"), ("x", "y")
+STARTS = (None,) * 16 + (ModelError("broken"), SelfTestFailed("nonsense"), WorkerError("gone"), WorkerError("gone"))
+
+
+class Storm:
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.trace: list[str] = []
+        self.tasks: dict[str, asyncio.Task[Any]] = {}
+        self.count = 0
+        self.revision = 0
+        self.fetches_alone = self.random.random() < 0.5
+        self.wanted = set[str]()
+        builds = [self._build(name) for name in (*NAMED, *FETCHED)]
+        builds += [self._build(f"{name}@2", digest="sha2") for name in FETCHED]
+        floors = {one: self.random.choice((0.5, 1, 3)) for one in (*NAMED, *FETCHED) if self.random.random() < 0.6}
+        pinned = (self.random.choice(NAMED),) if self.random.random() < 0.2 else ()
+        self.world = World(builds, NAMED, physical_gib=self.random.choice((24, 32, 48)), floors=floors, pinned=pinned)
+        self.acts: dict[Callable[[], Awaitable[None]], int] = {
+            self.open: 60, self.load: 8, self.unload: 4, self.chat: 10, self.end_chat: 6, self.cancel_chat: 3,
+            self.die: 3, self.others: 4, self.think: 2, self.prefetch: 4, self.desire: 4, self.withdraw: 1,
+            self.retire: 1, self.look: 3, self.capacity: 3, self.time: 5, self.long_time: 1,
+        }  # fmt: skip
+
+    def _build(self, name: str, **more: Any) -> Build:
+        size = self.random.choice(SIZES_GIB)
+        loaded = int(size * GIB * self.random.choice((0.9, 1.0, 1.1, 1.1, 1.3)))
+        baseline = int(size * GIB * 0.05)
+        kv_kib = self.random.choice((4, 24, 48, 96))
+        return build(name, size, loaded_bytes=loaded, baseline_bytes=baseline, kv_kib=kv_kib, **more)
+
+    async def run(self, steps: int) -> None:
+        await self.world.residency.start()
+        for _ in range(steps):
+            [act] = self.random.choices(list(self.acts), list(self.acts.values()))
+            await act()
+            await self.world.loop.settle()
+            check(self.world)
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Chats end, the others give their memory back, and everything that waits is let through."""
+        self.note("rest")
+        self.world.others_bytes = 0
+        for task in self.world.chats.values():
+            task.cancel()
+        for _ in range(90):
+            await self.world.open_all()
+            check(self.world)
+            await self.world.loop.advance(1)
+        for name, task in {**self.tasks, **self.world.chats}.items():
+            assert task.done(), f"{name} waits for ever"
+            if not task.cancelled() and (error := task.exception()) is not None:
+                assert isinstance(error, DarkbloomError), f"{name}: {error!r}"
+        await check_rest(self.world)
+        if not self.fetches_alone:
+            assert set(self.world.residency.advertised_ids) <= {*NAMED, *self.wanted}, "served, and no longer desired"
+
+    def note(self, *words: object) -> None:
+        self.trace.append(" ".join(map(str, words)))
+
+    async def begin(self, name: str, work: Any) -> None:
+        self.count += 1
+        self.note(name)
+        self.tasks[f"{self.count} {name}"] = await self.world.begin(work)
+
+    def any_model(self) -> str:
+        return self.random.choice(sorted(self.world.residency.occupancy.models))
+
+    # What may happen
+
+    async def open(self) -> None:
+        names = self.world.gates.names
+        if not names:
+            return
+        name = self.random.choice(names)
+        result: Any = None
+        if name.startswith("start:"):
+            result = self.random.choice(STARTS)
+        elif name.startswith("digest:") and self.random.random() < 0.1:
+            result = "another"
+        elif name.startswith("fetch:") and self.random.random() < 0.1:
+            result = ModelError("no such model")
+        self.note("open", name, repr(result) if result else "")
+        self.world.gates.open(name, result)
+
+    async def load(self) -> None:
+        id = self.any_model()
+        await self.begin(f"load {id}", self.world.residency.load(id))
+
+    async def unload(self) -> None:
+        id = self.any_model()
+        await self.begin(f"unload {id}", self.world.residency.unload(id))
+
+    async def look(self) -> None:
+        id = self.any_model()
+        await self.begin(f"pre_accept {id}", self.world.residency.pre_accept(id))
+
+    async def capacity(self) -> None:
+        await self.begin("capacity", self.world.residency.capacity())
+
+    async def chat(self) -> None:
+        self.count += 1
+        id = self.any_model()
+        self.note("chat", self.count, id)
+        await self.world.chat(str(self.count), id, self.random.choice((0.1, 0.5, 2.0, 8.0)))
+
+    async def end_chat(self) -> None:
+        open_chats = [(worker, id) for worker in self.world.workers if worker.alive for id in worker.chats]
+        if open_chats:
+            worker, id = self.random.choice(open_chats)
+            self.note("finish", id, worker.id)
+            worker.finish(id)
+
+    async def cancel_chat(self) -> None:
+        running = [id for id, task in self.world.chats.items() if not task.done()]
+        if running:
+            id = self.random.choice(running)
+            self.note("cancel", id)
+            self.world.chats[id].cancel()
+
+    async def die(self) -> None:
+        alive = [one for one in self.world.workers if one.alive]
+        if alive:
+            worker = self.random.choice(alive)
+            self.note("die", worker.id)
+            worker.die()
+
+    async def others(self) -> None:
+        self.world.others_bytes = int(self.random.choice((0.0, 0.1, 0.3, 0.6)) * self.world.physical_bytes)
+        self.note("others", self.world.others_bytes)
+
+    async def think(self) -> None:
+        alive = [one for one in self.world.workers if one.alive]
+        if alive:
+            worker = self.random.choice(alive)
+            self.note("think", worker.id)
+            worker.think()
+
+    async def prefetch(self) -> None:
+        id, other, known = self.random.choice(FETCHED), self.random.random() < 0.3, self.random.random() < 0.7
+        digest = ("sha2" if other else "sha") if known else None
+        if not self.fetches_alone:
+            return
+        self.note("prefetch", id, other, digest)
+        self.world.prefetch(id, f"{id}@2" if other else id, digest)
+
+    async def desire(self) -> None:
+        newer = self.random.random() < 0.75
+        wanted = [one for one in (*FETCHED, "a") if self.random.random() < 0.5]
+        if newer:
+            self.revision += 1
+            self.wanted = set(wanted)
+        self.note("desire", self.revision, *wanted)
+        self.world.desire(self.revision, *wanted, digest=self.random.choice((None, "sha")))
+
+    async def withdraw(self) -> None:
+        id = self.any_model()
+        self.note("withdraw", id)
+        self.world.residency.withdraw([id])
+
+    async def retire(self) -> None:
+        id = self.random.choice(FETCHED)
+        model = self.world.residency.occupancy.models.get(id)
+        if model is not None and self.random.random() < 0.3:
+            self.note("retire", id, model.digest)
+            self.world.residency.retire(model)
+
+    async def time(self) -> None:
+        self.note("a second passes")
+        await self.world.loop.advance(1)
+
+    async def long_time(self) -> None:
+        self.note("21 seconds pass")
+        await self.world.loop.advance(21)
