@@ -63,9 +63,10 @@ def knobs_in(env: Mapping[str, str]) -> Knobs:
 
 
 def default_disk_bytes(directory: Path) -> int:
-    """0 where it cannot be told."""
+    """Of the disk that the directory is on, or will be; 0 where it cannot be told."""
+    there = next((one for one in (directory, *directory.parents) if one.exists()), directory)
     try:
-        free = shutil.disk_usage(directory).free
+        free = shutil.disk_usage(there).free
     except OSError:
         return 0
     return min(MOST_DISK_BYTES, int(free * DISK_SHARE))

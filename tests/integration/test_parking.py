@@ -159,17 +159,18 @@ def _bare(event: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in event.items() if key not in ("id", "created")}
 
 
-@pytest.mark.parametrize("chats", [1, 3, 8])
-def test_forced_parks_change_no_text(tmp_path: Path, roomy: Api, chats: int) -> None:
-    bodies = [counting(n, 50, ignore_eos=True, **SAMPLINGS[n % 2]) for n in range(chats)]
+def test_forced_parks_change_no_text(tmp_path: Path, roomy: Api) -> None:
+    """Greedy and seeded, alone and in batches of up to eight; the bundled model drafts."""
+    bodies = [counting(n, 50, ignore_eos=True, **SAMPLINGS[n % 2]) for n in range(8)]
     alone = [roomy.text(body) for body in bodies]
     with local(tmp_path, DARKBLOOM_PREEMPT_EVERY="16") as (_, api):
-        streams = [Stream(api, body) for body in bodies]
-        assert [stream.ended().text for stream in streams] == alone
-        told = [event["preempt"] for stream in streams for event in stream.events if "preempt" in event]
-        assert told == [{"parks": 3, "recomputes": 0}] * chats
+        for chats in (1, 3, 8):
+            streams = [Stream(api, body) for body in bodies[:chats]]
+            assert [stream.ended().text for stream in streams] == alone[:chats]
+            told = [event["preempt"] for stream in streams for event in stream.events if "preempt" in event]
+            assert told == [{"parks": 3, "recomputes": 0}] * chats
         found = metrics(api)
-        assert found["darkbloom_preempt_total"] == 3 * chats
+        assert found["darkbloom_preempt_total"] == 36
         assert found["darkbloom_preempt_bytes_total"] > 0
         check_nothing_left(api, tmp_path)
 
@@ -196,6 +197,9 @@ def test_the_next_start_removes_the_files_of_a_killed_provider_and_nothing_else(
     held = {"DARKBLOOM_PREEMPT_EVERY": "3", "DARKBLOOM_PREEMPT_HOLD_S": "600"}
     with local(tmp_path, **held) as (command, api), api.vanishing(counting(1, 50, stream=True)):
         until(lambda: "parked" in api.states(), what="a parked chat")
+        with api.vanishing(counting(2, 50, stream=True)):
+            until(lambda: api.states() == ["parked", "parked"], what="another")
+        until(lambda: api.states() == ["parked"], what="its end, at once, though its park is held")
         worker = command.find("provider.worker")
         (left,) = park.iterdir()
         os.kill(command.process.pid, signal.SIGKILL)
@@ -209,13 +213,6 @@ def test_the_next_start_removes_the_files_of_a_killed_provider_and_nothing_else(
         assert not left.exists()
         assert sorted(park.iterdir()) == sorted(others)
         assert api.text(counting(1, 5)).startswith("1, 2")
-
-
-def test_a_client_that_stops_reading_during_a_park_ends_it_at_once(tmp_path: Path) -> None:
-    with local(tmp_path, DARKBLOOM_PREEMPT_EVERY="3", DARKBLOOM_PREEMPT_HOLD_S="600") as (_, api):
-        with api.vanishing(counting(1, 50, stream=True)):
-            until(lambda: "parked" in api.states(), what="a parked chat")
-        check_nothing_left(api, tmp_path)
 
 
 def test_many_chats_in_a_pool_for_six_all_get_the_text_they_get_alone(tmp_path: Path, roomy: Api) -> None:
