@@ -26,6 +26,8 @@ class Timings:
     accept_within_s: float = 30
     silence_s: float = 600
     """How long an accepted request may stay without a frame."""
+    longest_park_s: float = 1800
+    """How long a parked request may be kept alive by notices."""
     deadline_s: float = 3600
     """What a provider is given for a whole request, from its receipt."""
     drain_s: float = 20

@@ -15,6 +15,7 @@ from coordinator.fleet import Hold
 from coordinator.hub import Hub
 from coordinator.inbox import Broken, Inbox
 from coordinator.job import Done, Job, Progress, outcome
+from coordinator.patience import RETRY_AFTER_S, Patience
 from coordinator.routing import BUSY, Beyond, Chosen, Reason, Refused, Request, route
 from coordinator.store.records import MemoryTables, Usage
 from provider.api.wire import (
@@ -41,7 +42,6 @@ from provider.protocol import (
 MAX_ATTEMPTS = 3
 STALLED_CLIENT_S = 30
 """How long one write to a client may take; then it counts as gone."""
-RETRY_AFTER_S = 2
 CAPACITY = frozenset({429, 503, 507})
 """With one of these a provider says that it lacks capacity,"""
 NO_CAPACITY_MATTER = frozenset({"draining"})
@@ -156,14 +156,16 @@ class Dispatcher:
         return frame
 
     async def _relay(self, inbox: Inbox, job: Job, client: Client, progress: Progress) -> Done | Failure:
-        patience_s = self._timings.accept_within_s
+        patience = Patience(self._timings, self._clock)
         while True:
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(patience.left_s):
                     frame = await inbox.take()
             except TimeoutError:
-                return _silence(accepted=patience_s != self._timings.accept_within_s)
-            patience_s = self._timings.silence_s
+                return patience.failure()
+            patience.heard(frame)
+            if patience.over:
+                return patience.failure()
             match frame:
                 case InferenceAccepted():
                     pass
@@ -300,13 +302,6 @@ def _type_of(status: int) -> str:
 
 def _retry_after(status: int) -> int | None:
     return RETRY_AFTER_S if status in (429, 503) else None
-
-
-def _silence(accepted: bool) -> Failure:
-    if accepted:
-        message = "The provider has not answered within the deadline."
-        return Failure(504, "internal_error", "deadline_exceeded", message)
-    return unavailable("The provider did not accept the request in time.", "provider_silent", RETRY_AFTER_S)
 
 
 def _broken(why: Broken) -> Failure:

@@ -81,10 +81,13 @@ class Readiness(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cost:
-    """Compared in this order: room before none, then what is loaded or soon will be, then the least loaded."""
+    """Compared in this order: room before none, then what is loaded or soon will be, then who parks nobody, then the
+    least loaded."""
 
     busy: bool
     readiness: Readiness
+    parking: bool
+    """Some of its chats have no room now: a new one would stand behind them."""
     load: float
     """Requests at the provider, running, waiting or sent, per slot."""
 
@@ -156,7 +159,12 @@ def judge(request: Request, view: ProviderView, now_s: float, timings: Timings, 
     crowded = _crowded(request, view, slot)
     if crowded is not None and now_s < view.full_until_s.get(request.model, now_s):
         return crowded
-    return Cost(crowded is not None, _readiness(view, ad, slot), _at_work(request.model, view, slot) / _slots(slot))
+    return Cost(
+        busy=crowded is not None,
+        readiness=_readiness(view, ad, slot),
+        parking=slot is not None and slot.parked > 0,
+        load=_at_work(request.model, view, slot) / _slots(slot),
+    )
 
 
 def _unfit(

@@ -67,6 +67,7 @@ def provider_json(view: ProviderView, now_s: float, timings: Timings, tables: Me
         "stats": view.stats.model_dump(),
         "slots": [slot.model_dump() for slot in view.slots.values()],
         "requests_held": len(view.holds),
+        "parked": sum(slot.parked for slot in view.slots.values()),
         "models": [_model(view, ad, now_s, timings, tables) for ad in view.models.values()],
         "loads": [_noted(note, now_s) for note in view.loads.values()],
         "prefetches": [_noted(note, now_s) for note in view.prefetches.values()],

@@ -269,3 +269,11 @@ def test_one_more_request_of_ours_never_lowers_the_cost(seen: ProviderView, requ
     before = judge(request, seen, 0.0, TIMINGS, TABLES)
     after = judge(request, fleet.held(seen, "more.1", Hold(request.model, tokens)), 0.0, TIMINGS, TABLES)
     assert isinstance(after, Reason) or (isinstance(before, Cost) and after >= before)
+
+
+def test_among_equals_the_one_that_parks_nobody_is_preferred_though_it_has_more_to_do() -> None:
+    parking = view("p1", slot(parked=1))
+    free = view("p2", slot(running=2))
+    for seed in range(8):
+        assert chosen(parking, free, seed=seed) == "p2"
+    assert chosen(parking) == "p1"
