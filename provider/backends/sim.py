@@ -66,6 +66,7 @@ class SimBackend:
         clock: Clock | None = None,
         acceptance: float = 0.7,
         tiers: Tiers | None = None,
+        copy_bytes_per_s: float = COPY_BYTES_PER_S,
     ) -> None:
         self.facts = facts
         self.draft_seconds = DraftSeconds()
@@ -74,6 +75,7 @@ class SimBackend:
         self._clock = clock or WallClock()
         self._held: dict[str, Held] = {}
         self._tiers = tiers
+        self._copy_bytes_per_s = copy_bytes_per_s
         self._away: list[Away] = []
         self._saves = 0
         self._peak_bytes = facts.weight_bytes
@@ -135,7 +137,7 @@ class SimBackend:
 
     def _set_out(self, one: Away, lane: Lane) -> None:
         one.lane, one.begun_s = lane, self._clock.now()
-        one.lands_s = one.begun_s + (0.0 if self._device is None else one.size_bytes / COPY_BYTES_PER_S)
+        one.lands_s = one.begun_s + (0.0 if self._device is None else one.size_bytes / self._copy_bytes_per_s)
 
     def _land(self, one: Away) -> Landing:
         assert one.lands_s is not None, "under way"

@@ -4,9 +4,11 @@ import typer
 
 from provider.bench.activation import activation
 from provider.bench.mtp import mtp
+from provider.bench.parking import parking
 from provider.bench.serving import serving
 
 app = typer.Typer(help="Measure a server, or a model on this machine.", no_args_is_help=True)
 app.command("mtp")(mtp)
 app.command("serving")(serving)
 app.command("activation")(activation)
+app.command("parking")(parking)
