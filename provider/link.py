@@ -40,6 +40,7 @@ from provider.protocol import (
 )
 from provider.residency import Residency
 from provider.session import Abandon, Identity, Operate, Session, Start
+from provider.thermal import read_thermal
 
 log = logging.getLogger(__name__)
 
@@ -266,8 +267,11 @@ class Connection:
         residency = self._link.residency
         while True:
             self._beat_now.clear()
+            thermal = await asyncio.to_thread(read_thermal, self._link.identity.hardware.memory_kind)
             capacity = await residency.capacity()
-            beat = self._session.heartbeat(capacity.memory, capacity.slots, residency.stats(), residency.draining)
+            beat = self._session.heartbeat(
+                capacity.memory, capacity.slots, residency.stats(), residency.draining, thermal
+            )
             await self._outbox.put(beat)
             await self._update_models()  # the room for a model is told before the model is
             with contextlib.suppress(TimeoutError):
