@@ -25,6 +25,18 @@ def check(world: World) -> None:
     assert not any(residency.retired.covers(one.id, one.digest) for one in served)
 
 
+def check_admitted(world: World, newcomer: ScriptedWorker) -> None:
+    """A worker that has just been started: what it needs was there, whatever other programs had taken by then."""
+    occupancy, id = world.residency.occupancy, served_as(world, newcomer)
+    model = occupancy.models[id]
+    if id not in occupancy.loading or model.slot.loaded is not None:
+        return  # it takes a dead one's place
+    absent = sum(one.slot.absent_bytes for one in occupancy.residents)
+    free = world.available_bytes + newcomer.held_bytes - newcomer.kv_bytes - absent
+    beyond_the_cap = world.physical_bytes - occupancy.bounds.cap_bytes
+    assert occupancy.required(model, model.charge) <= free - beyond_the_cap, f"{id} was loaded into others' memory"
+
+
 def committed(world: World) -> int:
     """All that the workers hold and may still take, and what activations need beside it."""
     occupancy = world.residency.occupancy
