@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from provider.granting import Granting
+from provider.loading import READ_TRIES, ReadMemory
 from provider.memory.admission import max_loadable_weight
 from provider.memory.caps import MINIMUM_KV_BYTES
 from provider.occupancy import Occupancy
@@ -14,6 +16,17 @@ from provider.system_memory import SystemMemory
 class Capacity:
     memory: MemoryReport
     slots: list[Slot]
+
+
+async def picture(occupancy: Occupancy, granting: Granting, read_memory: ReadMemory) -> Capacity:
+    """A coherent one: when the grants move while memory is read, it is read again (three times at most), and what is
+    said of them is taken after the reading."""
+    for _ in range(READ_TRIES):
+        epoch = granting.epoch
+        memory = await read_memory()
+        if epoch == granting.epoch:
+            break
+    return capacity_of(occupancy, memory)
 
 
 def capacity_of(occupancy: Occupancy, memory: SystemMemory) -> Capacity:

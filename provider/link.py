@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import Random
@@ -40,6 +40,8 @@ from provider.protocol import (
 )
 from provider.residency import Residency
 from provider.session import Abandon, Identity, Operate, Session, Start
+from provider.system_memory import MemoryKind
+from provider.thermal import Thermal, read_thermal
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,14 @@ class LinkState:
     routability: dict[str, dict[str, object]] = field(default_factory=dict)
 
 
+Feel = Callable[[MemoryKind], Awaitable[Thermal]]
+"""How hot this machine runs."""
+
+
+async def feel_heat(kind: MemoryKind) -> Thermal:
+    return await asyncio.to_thread(read_thermal, kind)
+
+
 class Socket(Protocol):
     async def recv(self) -> str | bytes: ...
 
@@ -92,6 +102,7 @@ class Link:
         surface: Surface,
         random: Random,
         operations: Operations | None = None,
+        feel: Feel | None = None,
     ) -> None:
         """Several links of one provider share its `operations`."""
         self.state = LinkState(url)
@@ -101,6 +112,7 @@ class Link:
         self.residency = residency
         self.surface = surface
         self.operations = operations or Operations(residency)
+        self.feel = feel or feel_heat
         self._random = random
         self._connection: Connection | None = None
         residency.on_change(self.beat)
@@ -266,8 +278,11 @@ class Connection:
         residency = self._link.residency
         while True:
             self._beat_now.clear()
+            thermal = await self._link.feel(self._link.identity.hardware.memory_kind)
             capacity = await residency.capacity()
-            beat = self._session.heartbeat(capacity.memory, capacity.slots, residency.stats(), residency.draining)
+            beat = self._session.heartbeat(
+                capacity.memory, capacity.slots, residency.stats(), residency.draining, thermal
+            )
             await self._outbox.put(beat)
             await self._update_models()  # the room for a model is told before the model is
             with contextlib.suppress(TimeoutError):

@@ -116,12 +116,14 @@ class Occupancy:
         return required_for_load(charge, self.reserve([model.id]), model.member.minimum_bytes)
 
     def reading(self, memory: SystemMemory) -> Reading:
+        """Of a model whose worker is being replaced, what it will hold again counts as taken."""
         slots = [one.slot for one in self.models.values()]
+        absent = sum(slot.absent_bytes for slot in slots)
         return Reading(
             physical_bytes=self.bounds.physical_bytes,
             cap_bytes=self.bounds.cap_bytes,
-            available_bytes=memory.available_bytes,
-            active_bytes=sum(slot.engine.active_bytes for slot in slots),
+            available_bytes=None if memory.available_bytes is None else max(0, memory.available_bytes - absent),
+            active_bytes=sum(slot.engine.active_bytes for slot in slots) + absent,
             cache_bytes=sum(slot.engine.cache_bytes for slot in slots),
             idle_bytes=sum(one.slot.resident_bytes for one in self.idle),
             machine_cap_bytes=self.bounds.machine_cap_bytes,

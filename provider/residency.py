@@ -16,13 +16,15 @@ from provider.admittance import Admittance
 from provider.advertisement import model_ad, stats_of
 from provider.api import wire
 from provider.background import Background
-from provider.capacity import Capacity, capacity_of
+from provider.capacity import Capacity, picture
 from provider.catalog import Factory, Files, LocalFiles, Model
 from provider.config import ProviderConfig
 from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.granting import Granting
-from provider.loading import READ_TRIES, Loading, LoadRefused, ReadMemory, nothing_read
+from provider.idle import reap, settle
+from provider.listeners import Listeners
+from provider.loading import Loading, LoadRefused, ReadMemory, nothing_read
 from provider.memory.floors import FloorTable
 from provider.models.checkpoint import Checkpoint
 from provider.named import Named
@@ -34,10 +36,6 @@ from provider.slot import ModelSlot
 from provider.system_memory import MemoryKind
 
 log = logging.getLogger(__name__)
-
-REAP_EVERY_S = 1.0
-SETTLE_EVERY_S = 5.0
-"""A share that a chat has refused to give up is asked for again this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,7 @@ class Residency:
         self._gate = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._background = Background("residency")
-        self._on_change: list[Callable[[], None]] = []
-        self._on_room: list[Callable[[], None]] = []
+        self._changed, self._room = Listeners(), Listeners()
 
     # Life
 
@@ -104,13 +101,14 @@ class Residency:
             await self.stop()
             raise
         self.started = True
-        self._background.spawn(self._reap())
-        self._background.spawn(self._settle())
+        patience_s = (self.config.idle_timeout_mins or 0) * 60
+        self._background.spawn(reap(self.occupancy, patience_s, self._clock, self._unload))
+        self._background.spawn(settle(self.granting, self._gate, self._regrow))
 
     async def drain(self, grace_s: float) -> None:
         """Takes no more requests and gives the running ones `grace_s` seconds to finish."""
         self.draining = True
-        self._changed()
+        self._changed.tell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await asyncio.gather(*(one.wait_empty() for one in self.slots))
@@ -125,11 +123,11 @@ class Residency:
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Called, at once, whenever what is served or what there is room for has changed."""
-        self._on_change.append(callback)
+        self._changed.add(callback)
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Called when memory has been given back, or the reserve has fallen: what was put off may be tried again."""
-        self._on_room.append(callback)
+        self._room.add(callback)
 
     # Serving
 
@@ -177,7 +175,7 @@ class Residency:
         async with self._gate:
             joined = await self._join(model, wanted)
         if joined:
-            self._changed()
+            self._changed.tell()
         return joined
 
     def withdraw(self, ids: Iterable[str]) -> None:
@@ -187,7 +185,7 @@ class Residency:
         if not gone:
             return
         self.occupancy.advertised = [id for id in self.advertised_ids if id not in gone]
-        self._changed()
+        self._changed.tell()
         for id in sorted(gone):
             self._background.spawn(self._leave(self.occupancy.models[id]))
 
@@ -224,14 +222,7 @@ class Residency:
         return {id: one.checkpoint for id, one in self.occupancy.models.items()}
 
     async def capacity(self) -> Capacity:
-        """A coherent picture: when the grants move while memory is read, it is read again (three times at most), and
-        what is said of them is taken after the reading."""
-        for _ in range(READ_TRIES):
-            epoch = self.granting.epoch
-            memory = await self._read_memory()
-            if epoch == self.granting.epoch:
-                break
-        return capacity_of(self.occupancy, memory)
+        return await picture(self.occupancy, self.granting, self._read_memory)
 
     # Who may be served
 
@@ -267,8 +258,8 @@ class Residency:
                 self._note_failed_load(model, error)
                 raise
             finally:
-                self._changed()
-                self._room_changed()
+                self._changed.tell()
+                self._room.tell()
         log.info("model_loaded model=%s resident=%d", model_id, len(self.occupancy.residents))
 
     def _note_failed_load(self, model: Model, error: Exception) -> None:
@@ -300,27 +291,27 @@ class Residency:
         if model.slot.loaded is None:
             return
         model.slot.draining = True
-        self._changed()
+        self._changed.tell()
         await model.slot.wait_empty()
         async with self._gate:
             if model.slot.draining:
                 await self._end_worker(model)
                 await self.granting.regrow()
-        self._changed()
-        self._room_changed()
+        self._changed.tell()
+        self._room.tell()
 
     async def _end_worker(self, model: Model) -> None:
         """Its room is free once the process has been reaped; the regrow is the caller's."""
         model.slot.draining = True
         await model.slot.stop()
         self.granting.drop(model.id)
-        self._changed()
+        self._changed.tell()
 
     async def _regrow(self) -> None:
         async with self._gate:
             await self.granting.regrow()
-        self._changed()
-        self._room_changed()
+        self._changed.tell()
+        self._room.tell()
 
     # In the background
 
@@ -329,23 +320,6 @@ class Residency:
         if model.id not in self.advertised_ids:
             await self._unload(model)
         await self._regrow()
-
-    async def _reap(self) -> None:
-        """Unloads what has been idle for idle_timeout_mins."""
-        patience_s = (self.config.idle_timeout_mins or 0) * 60
-        while patience_s:
-            await asyncio.sleep(min(REAP_EVERY_S, patience_s))
-            for model in self.occupancy.idle:
-                if model.slot.idle and self._clock() - model.slot.used_at >= patience_s:
-                    log.info("idle_timeout model=%s", model.id)
-                    await self._unload(model)
-
-    async def _settle(self) -> None:
-        """Tries again what a chat has refused while it was open."""
-        while True:
-            await asyncio.sleep(SETTLE_EVERY_S)
-            if not self._gate.locked() and not self.granting.settled:
-                await self._regrow()
 
     def worker_given_up(self, model_id: str, self_test: bool) -> None:
         """Its worker keeps dying: its room is the others' from now on."""
@@ -361,11 +335,3 @@ class Residency:
         self._loads.pop(model_id, None)
         if not done.cancelled():
             done.exception()  # it may be that nobody waits for it any more
-
-    def _changed(self) -> None:
-        for callback in self._on_change:
-            callback()
-
-    def _room_changed(self) -> None:
-        for callback in self._on_room:
-            callback()

@@ -30,6 +30,7 @@ from provider.protocol import (
     Stats,
     UnloadModel,
 )
+from provider.thermal import Thermal
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,9 @@ class Session:
             models=models,
         )
 
-    def heartbeat(self, memory: MemoryReport, slots: list[Slot], stats: Stats, draining: bool) -> Heartbeat:
+    def heartbeat(
+        self, memory: MemoryReport, slots: list[Slot], stats: Stats, draining: bool, thermal: Thermal = "nominal"
+    ) -> Heartbeat:
         """The next one of this connection: `capacity_seq` restarts with it."""
         self._capacity_seq += 1
         serving = any(slot.running or slot.waiting or slot.parked for slot in slots)
@@ -101,6 +104,7 @@ class Session:
             capacity_seq=self._capacity_seq,
             memory=memory,
             slots=slots,
+            thermal=thermal,
             stats=stats,
         )
 

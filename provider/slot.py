@@ -226,6 +226,11 @@ class ModelSlot:
         return 0 if self.loaded is None else self.loaded.active_bytes + self.loaded.baseline_bytes
 
     @property
+    def absent_bytes(self) -> int:
+        """What its next worker will hold again: the one before it has died, and its memory is there for a moment."""
+        return self.weight_bytes if self.status == "loading" else 0
+
+    @property
     def stalled(self) -> bool:
         return self.status == "ready" and bool(self._streams) and self._silence() > STALL_S
 
@@ -363,12 +368,16 @@ class ModelSlot:
         if report.state is not None:
             self.engine = report.state
             self.rates.note(report)
-            if self._cleared is not None and not self._cleared.done():
+            if self._cleared is not None and not self._cleared.done() and self._tells_of_clearing(report.state):
                 self._cleared.set_result(None)
         if report.sequences is not None and self._described is not None and not self._described.done():
             self._described.set_result(report.sequences)
         for event in report.events:
             self._deliver(event)
+
+    def _tells_of_clearing(self, state: EngineState) -> bool:
+        """The step of a busy worker may have ended before it was asked."""
+        return state.cache_bytes == 0 or not self._streams
 
     def _note_grant(self, granted: Granted) -> None:
         if self.loaded is not None:

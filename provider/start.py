@@ -25,7 +25,7 @@ from provider.api.surface import Surface
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, data_directory, make_data_directory, read_config
 from provider.errors import ConfigError, WorkerError
-from provider.hardware import read_hardware
+from provider.hardware import memory_in_use, read_hardware, read_system_memory
 from provider.identity import provider_id
 from provider.lifetime import Lifetime
 from provider.link import Link, LinkRefused
@@ -213,6 +213,7 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
 
 def _identity(config: ProviderConfig) -> Identity:
     facts = read_hardware()
+    kind = memory_in_use(facts.memory_kind)
     return Identity(
         provider_id=provider_id(config.data_dir),
         name=config.provider.name or platform.node() or "provider",
@@ -220,8 +221,8 @@ def _identity(config: ProviderConfig) -> Identity:
         backend=config.backend,
         hardware=Hardware(
             chip=facts.chip or "unknown",
-            memory_bytes=facts.physical_bytes or 0,
-            memory_kind=facts.memory_kind,
+            memory_bytes=read_system_memory(kind).physical_bytes or 0,
+            memory_kind=kind,
             cores=facts.cores or 0,
         ),
     )

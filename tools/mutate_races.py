@@ -115,9 +115,9 @@ MUTANTS = (
     ),
     Mutant(
         11,
-        "provider/residency.py",
-        "            if epoch == self.granting.epoch:\n                break\n",
-        "            break\n",
+        "provider/capacity.py",
+        "        if epoch == granting.epoch:\n            break\n",
+        "        break\n",
         "test_race_11_a_picture_taken_across_a_move_is_taken_again",
     ),
     Mutant(
@@ -209,7 +209,7 @@ MUTANTS = (
     Mutant(
         21,
         "provider/residency.py",
-        "if id not in gone]\n        self._changed()\n",
+        "if id not in gone]\n        self._changed.tell()\n",
         "if id not in gone]\n",
         "test_race_21_a_reserve_that_falls_is_told_at_once",
     ),

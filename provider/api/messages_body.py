@@ -13,7 +13,7 @@ Json = Any
 """A decoded JSON value."""
 
 Blocks = Annotated[str | list[dict[str, Any]], must_be("a string or a list of content blocks")]
-SERVER_FIELDS = ("container", "mcp_servers", "context_management")
+SERVER_FIELDS = ("container", "mcp_servers")
 """What only Anthropic's own servers can do."""
 
 

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from provider.api.conversation import Turn, normalised, refuse
 from provider.api.encoding import encode_within
-from provider.api.wire import internal_error, invalid_request
+from provider.api.wire import context_exceeded, internal_error, invalid_request
 from provider.errors import RequestFailed
 from provider.generation import TextTokenizer
 
@@ -30,6 +30,8 @@ Json = Any
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 THINK_OPEN = "<think>"
+MAX_SEARCHED = 1000
+"""Among more messages than this, the one that cannot be rendered is not looked for: every look is a rendering."""
 
 # Whatever a template does to a value it does not expect; anything else is our own fault.
 _TEMPLATE_ERRORS = (
@@ -70,6 +72,9 @@ def chat_prompt(
         raise RequestFailed(invalid_request(message, "model", "chat_template_missing"))
     mask = _Mask(tokenizer.special_tokens, random)
     said = normalised(turns)
+    if len(said) > n_ctx:
+        # No message is less than a token, and a template takes long over very many.
+        raise RequestFailed(context_exceeded(len(said), n_ctx))
     messages = [mask.hide(turn.message) for turn in said]
     render = _Rendering(
         tokenizer.chat_template,
@@ -84,7 +89,7 @@ def chat_prompt(
     try:
         text = render(messages)
     except _TEMPLATE_ERRORS as error:
-        place = said[_first_unreadable(render, messages)].place
+        place = _unreadable(render, said, messages)
         message = f"{place}: the chat template cannot render this message: {error}"
         raise RequestFailed(invalid_request(message, place, "chat_template_error")) from error
     return ChatPrompt(mask.encode(tokenizer, text, n_ctx), thinking=text.rstrip().endswith(THINK_OPEN))
@@ -116,17 +121,19 @@ class _Rendering:
         return datetime.fromtimestamp(self._clock()).strftime(pattern)
 
 
-def _first_unreadable(render: _Rendering, messages: Sequence[Json]) -> int:
-    """The index of a message that cannot follow those before it, found in few renderings: with it the template fails,
+def _unreadable(render: _Rendering, said: Sequence[Turn], messages: Sequence[Json]) -> str:
+    """The place of a message that cannot follow those before it, found in few renderings: with it the template fails,
     without it it does not. Where a template fails at any beginning, it is the first message."""
     good, bad = 0, len(messages)
+    if bad > MAX_SEARCHED:
+        return f"{said[0].place} to {said[-1].place}"
     while bad - good > 1:
         middle = (good + bad) // 2
         if _renders(render, messages[:middle]):
             good = middle
         else:
             bad = middle
-    return bad - 1
+    return said[bad - 1].place
 
 
 def _renders(render: _Rendering, messages: Sequence[Json]) -> bool:

@@ -23,7 +23,7 @@ from provider.api.requests import (
 Json = Any
 """A decoded JSON value."""
 
-UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "background", "top_logprobs", "context_management")
+UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "background", "top_logprobs")
 """What needs a server that stores answers, or an engine that tells probabilities."""
 LOGPROBS = "message.output_text.logprobs"
 ROLES = ("system", "developer", "user", "assistant")
@@ -102,6 +102,8 @@ def question_of(body: Mapping[str, Json], parsed: ResponsesBody) -> Question:
         turns.append(Turn({"role": "user", "content": asked}, "input"))
     else:
         turns += _turns(asked)
+    if not turns:
+        refuse("input: there is nothing in it to answer.", "input")
     tools = (
         [] if parsed.tool_choice == "none" else [function_tool(tool, "parameters") for tool in body.get("tools") or []]
     )

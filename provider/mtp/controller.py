@@ -10,11 +10,15 @@ from typing import Protocol
 
 WINDOW_STEPS = 8
 """Steps of one depth that are judged together. The first after another depth still ends that one's work: left out."""
-MARGIN = 1.02
-"""Another depth must be this much faster to be changed to."""
+MARGIN = 1.05
+"""Another depth must be this much faster to be changed to, and drafting than plain decoding to be begun with."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 2.0, 64.0
 """How long a decision stands before its neighbours are tried again; twice as long each time it is confirmed."""
 SMOOTHING = 0.5
+WIDE = 4
+"""From this width on drafting has to show that it pays: plain decoding is measured first."""
+HOPELESS, HOPELESS_STEPS = 0.9, 3
+"""A depth that is tried and is this much slower than another after so many steps is not measured to the end."""
 ALONE = 1
 """The width at which every new request is drafted for, whatever was found before: its text may be another kind."""
 
@@ -135,12 +139,19 @@ class DepthController:
             self.parked_s += seconds
         record.held_s += seconds
         self._window.add(tokens, seconds)
-        if self._window.full:
+        if self._window.full or self._is_hopeless(record):
             self._judge(record, self._window.rate)
 
     @property
     def _record(self) -> Record:
-        return self._records.setdefault(self._width, Record(trying=self._default))
+        first = self._default if self._width < WIDE else 0
+        return self._records.setdefault(self._width, Record(trying=first))
+
+    def _is_hopeless(self, record: Record) -> bool:
+        if record.trying == record.best or len(self._window.seconds) < HOPELESS_STEPS:
+            return False
+        others = [rate for depth, rate in record.rates.items() if depth != record.trying]
+        return self._window.rate < HOPELESS * max(others, default=0.0)
 
     def _judge(self, record: Record, rate: float) -> None:
         """A window of the depth being tried has ended."""
@@ -175,15 +186,12 @@ class DepthController:
         return max(near, key=lambda depth: record.rates[depth], default=best)
 
     def _try(self, record: Record, depth: int) -> None:
-        if self._window.steps and (depth != record.trying or self._window.full):
-            self._window = Window(steps=0 if depth != record.trying else 1)
+        self._window = Window(steps=0 if depth != record.trying else 1)
         record.trying = depth
 
 
 def _fastest(record: Record) -> int:
     """The present one, unless another is faster by the margin."""
     fastest = max(record.rates, key=lambda depth: record.rates[depth])
-    present = record.best
-    if present is not None and record.rates[fastest] < MARGIN * record.rates.get(present, 0.0):
-        return present
-    return fastest
+    present = 0 if record.best is None else record.best
+    return present if record.rates[fastest] < MARGIN * record.rates.get(present, 0.0) else fastest

@@ -8,7 +8,8 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
-from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
+from mlx_lm.models.qwen3_5 import DecoderLayer
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
@@ -25,8 +26,10 @@ USED = {
     ("mlx_lm.models.cache", "KVCache"),
     ("mlx_lm.models.cache", "RotatingKVCache"),
     ("mlx_lm.models.cache", "make_prompt_cache"),
+    ("mlx_lm.models.gated_delta", "compute_g"),
     ("mlx_lm.models.gated_delta", "gated_delta_update"),
     ("mlx_lm.models.gated_delta", "normalize_qk"),
+    ("mlx_lm.models.qwen3_5", "DecoderLayer"),
     ("mlx_lm.models.switch_layers", "SwitchLinear"),
     ("mlx_lm.utils", "load_model"),
 }
@@ -64,6 +67,20 @@ def test_the_gated_delta_update_takes_and_returns_a_float32_state() -> None:
     y, state = gated_delta_update(q, k, v, gate, gate, mx.zeros(4), mx.ones(4), mx.zeros((2, 4, 32, 32)))
     assert y.shape == (2, 3, 4, 32)
     assert (state.shape, state.dtype) == ((2, 4, 32, 32), mx.float32)
+
+
+def test_the_decay_of_a_step_is_one_number_per_head() -> None:
+    a = mx.random.normal((2, 3, 4))
+    decay = compute_g(mx.zeros(4), a, mx.ones(4))
+    assert decay.shape == (2, 3, 4)
+    assert mx.allclose(decay, mx.exp(-nn.softplus(a + 1)), atol=1e-6)
+
+
+def test_a_layer_of_full_attention_is_made_from_the_arguments_and_its_place(model: nn.Module) -> None:
+    args = model.language_model.args
+    layer = DecoderLayer(args, args.full_attention_interval - 1)
+    assert not layer.is_linear
+    assert "self_attn" in layer
 
 
 def test_the_model_has_the_parts_the_forward_names(model: nn.Module) -> None:

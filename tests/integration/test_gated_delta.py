@@ -56,6 +56,8 @@ def test_chunks_equal_steps(geometry: tuple[int, int, int, int], gate: str) -> N
 @pytest.mark.parametrize("geometry", [GEOMETRIES[0], GEOMETRIES[2], GEOMETRIES[4]])
 @pytest.mark.parametrize("cuts", [[16], [48, 64], [16, 32, 48, 64, 80, 96], [112, 160]])
 def test_any_cut_on_the_grid_is_bit_identical(geometry: tuple[int, int, int, int], cuts: list[int]) -> None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        pytest.skip("needs the CPU: a GPU's kernels change with the number of chunks")
     told = inputs(geometry, 183, 1.0)
     whole, state = ours(told)
     ys = []

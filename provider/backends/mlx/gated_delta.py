@@ -16,6 +16,7 @@ The chunk form is written in what MLX and NumPy share. On the CPU NumPy computes
 the reference BLAS of MLX's CPU build (docs/decisions/0009-recurrence-in-numpy.md).
 """
 
+import os
 from typing import Any
 
 import mlx.core as mx
@@ -30,6 +31,10 @@ BLOCK = 8 * CHUNK
 FADED = -40.0
 """A decay below exp(FADED) = 4e-18 counts as none. Float32 cannot tell, and products of such decays are subnormal
 numbers, with which an Intel CPU multiplies at half its speed."""
+
+# On CUDA, MLX multiplies float32 in TF32, of 10 bits, unless told otherwise before its first product: 3e-4 off in the
+# recurrence, which has to be float32 at any dtype of the weights.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
 def recur(

@@ -127,6 +127,18 @@ def test_the_message_that_a_template_cannot_render_is_named(bad: int) -> None:
     )
 
 
+def test_of_very_many_messages_none_is_looked_for() -> None:
+    template = "{{ raise_exception('no') }}"
+    assert refused([user("Hi")] * 1001, template=template).startswith("messages[0] to messages[1000]")
+
+
+def test_more_messages_than_the_context_has_tokens_are_never_rendered() -> None:
+    turns = turns_of([user("")] * 65)
+    with pytest.raises(RequestFailed) as caught:
+        chat_prompt(TOKENIZER, turns, [], {}, lambda: 0.0, Random(3), n_ctx=64)
+    assert caught.value.failure.detail == {"n_prompt_tokens": 65, "n_ctx": 64}
+
+
 def test_a_late_system_message_that_cannot_be_rendered_is_named_where_it_stands() -> None:
     template = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
     assert refused([user("Hi"), {"role": "developer", "content": "x"}], template=template).startswith("messages[1]")

@@ -164,6 +164,7 @@ def test_an_item_that_cannot_be_read_is_named(item: dict[str, Any], param: str) 
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
         ({"input": ["x"]}, "input"),
+        ({"input": [thought("x")]}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),

@@ -5,7 +5,14 @@ from random import Random
 
 import pytest
 
-from provider.mtp.controller import FIRST_HOLD_S, LONGEST_HOLD_S, WINDOW_STEPS, DepthController, DepthState
+from provider.mtp.controller import (
+    FIRST_HOLD_S,
+    HOPELESS_STEPS,
+    LONGEST_HOLD_S,
+    WINDOW_STEPS,
+    DepthController,
+    DepthState,
+)
 
 Seconds = Callable[[int, int], float]
 """(width, depth) -> of a step."""
@@ -67,7 +74,7 @@ def test_it_finds_the_depth_that_yields_most(seconds: Seconds, best: int, state:
 
 def test_a_head_of_one_draft_is_asked_for_one() -> None:
     machine = Machine(cheap, most=1)
-    machine.run(1, 200)
+    machine.run(1, 150)
     assert set(machine.depths) == {0, 1}
     assert machine.controller.depth(1) == 1
 
@@ -79,6 +86,26 @@ def test_where_drafting_loses_it_stays_within_three_percent_of_plain_decoding(wi
     machine.run(width, steps)
     plain = steps * width / (steps * dear(width, 0))
     assert machine.tokens / machine.time >= 0.97 * plain
+
+
+def test_a_wide_batch_decodes_plainly_until_drafting_has_shown_that_it_pays() -> None:
+    machine = Machine(cheap)
+    machine.run(8, 3 * (WINDOW_STEPS + 1))
+    assert machine.depths[0] == 0
+    assert machine.controller.depth(8) == 2
+
+
+def test_a_depth_that_is_clearly_slower_is_not_tried_to_the_end() -> None:
+    machine = Machine(dear)
+    machine.run(8, 60)
+    assert 0 < machine.depths.count(1) <= HOPELESS_STEPS + 1
+    assert machine.depths.count(2) == 0
+
+
+def test_what_gains_next_to_nothing_is_not_worth_the_risk() -> None:
+    machine = Machine(lambda width, depth: (0.010, 0.0185, 0.030)[depth])
+    machine.run(8, 60)
+    assert machine.controller.state is DepthState.PARKED
 
 
 def test_widths_are_remembered_and_not_explored_again() -> None:
@@ -95,7 +122,7 @@ def test_a_decision_is_tried_again_ever_more_rarely() -> None:
     machine = Machine(dear)
     machine.run(8, int(200 / dear(8, 0)))
     tries = sum(later == 1 and earlier == 0 for earlier, later in zip(machine.depths, machine.depths[1:], strict=False))
-    assert 4 <= tries <= 8  # after 2, 4, 8, 16, 32 and 64 seconds
+    assert 4 <= tries <= 8  # at first, and after 2, 4, 8, 16, 32 and 64 seconds
     assert FIRST_HOLD_S < LONGEST_HOLD_S
 
 

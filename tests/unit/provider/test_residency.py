@@ -336,3 +336,37 @@ async def test_what_is_idle_too_long_is_unloaded() -> None:
     assert world.resident == {"a"}
     await world.pass_time(15)
     assert world.resident == set()
+
+
+@played
+async def test_the_room_of_a_worker_that_is_being_replaced_is_not_there_for_others() -> None:
+    """Others use 14 GiB: beside `a` and its successor, 4.8 + 6.5 GiB do not fit."""
+    world = World([build("a", 6), build("new", 4)], others_gib=14)
+    await world.load("a")
+    await world.die("a")
+    await world.open_until("start:a")
+    world.worker("a").staged_bytes = 0
+    load = await world.begin(world.residency.load("new"))
+    await world.open_all(but=("start:a",))
+    assert await refusal(load) is Why.IN_USE
+    await world.open_all()
+    assert world.resident == {"a"}
+
+
+@played
+async def test_a_busy_workers_step_is_not_taken_for_the_answer_that_its_cache_is_clear() -> None:
+    world = World([build("a", 4), build("new", 10)], others_gib=5)
+    await world.load("a")
+    chat = await world.chat("1", "a", needs_gib=0.1)
+    await world.open_all()
+    world.worker("a").cache_bytes = 2 * GIB
+    world.worker("a").think()
+    load = await world.begin(world.residency.load("new"))  # 18.5 of 16.4, and 2.5 in the cache
+    await world.open_until("clearcache:a")
+    world.worker("a").think()
+    await world.loop.settle()
+    assert world.gates.names == ["clearcache:a"], "memory is measured once it has been cleared"
+    await world.open_all()
+    await load
+    await world.finish("1", "a")
+    assert (await chat, world.resident) == (".", {"a", "new"})

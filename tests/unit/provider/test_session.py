@@ -112,3 +112,8 @@ def test_routability_is_kept_as_last_told_and_logged(session: Session, caplog: p
         session.receive(Routability(models={"m": Routable(routable=False, reason="no_kv_room")}))
     assert session.routability == {"m": Routable(routable=False, reason="no_kv_room")}
     assert "reason=no_kv_room" in caplog.text
+
+
+def test_a_beat_says_how_hot_the_machine_runs(session: Session) -> None:
+    assert session.heartbeat(MEMORY, [], Stats(), draining=False).thermal == "nominal"
+    assert session.heartbeat(MEMORY, [], Stats(), draining=False, thermal="serious").thermal == "serious"

@@ -12,6 +12,8 @@ from provider.generation import GenerationRequest, Sampling
 from provider.link import Link
 from provider.protocol import Hardware, InferenceRequest, Registered, Wire, encode
 from provider.session import Identity
+from provider.system_memory import MemoryKind
+from provider.thermal import Thermal
 from tests.unit.provider.residency_world.world import World
 
 NEVER_S = 10_000_000
@@ -74,7 +76,10 @@ class Linked:
         self._world = world
         self.socket = HeldSocket(world)
         surface: Any = ScriptedSurface(world)
-        self.link = Link("ws://x", "t", IDENTITY, world.residency, surface, Random(1), world.operations)
+        self.link = Link("ws://x", "t", IDENTITY, world.residency, surface, Random(1), world.operations, self._feel)
+
+    async def _feel(self, kind: MemoryKind) -> Thermal:
+        return "nominal"
 
     async def begin(self) -> None:
         self.running = await self._world.begin(self.link.converse(self.socket))

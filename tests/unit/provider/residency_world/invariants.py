@@ -25,6 +25,25 @@ def check(world: World) -> None:
     assert not any(residency.retired.covers(one.id, one.digest) for one in served)
 
 
+def check_admitted(world: World, newcomer: ScriptedWorker) -> None:
+    """A worker that has just been started: what it needs was there, whatever other programs had taken by then."""
+    occupancy, id = world.residency.occupancy, served_as(world, newcomer)
+    model = occupancy.models[id]
+    if id not in occupancy.loading or model.slot.loaded is not None:
+        return  # it takes a dead one's place
+    free = world.available_bytes + newcomer.held_bytes - still_to_come(world)
+    beyond_the_cap = world.physical_bytes - occupancy.bounds.cap_bytes
+    assert occupancy.required(model, model.charge) <= free - beyond_the_cap, f"{id} was loaded into others' memory"
+
+
+def still_to_come(world: World) -> int:
+    """What workers that take dead ones' places have not taken yet."""
+    there = {served_as(world, one) for one in world.workers if one.loaded}
+    coming = [one for one in world.residency.occupancy.residents if one.id not in there]
+    staged = {served_as(world, one): one.staged_bytes for one in world.workers}
+    return sum(one.slot.weight_bytes - staged.get(one.id, 0) for one in coming)
+
+
 def committed(world: World) -> int:
     """All that the workers hold and may still take, and what activations need beside it."""
     occupancy = world.residency.occupancy

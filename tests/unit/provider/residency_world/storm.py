@@ -8,7 +8,7 @@ from typing import Any
 from provider.errors import DarkbloomError, ModelError, SelfTestFailed, WorkerError
 from provider.memory.caps import GIB
 from tests.unit.provider.residency_world.builds import Build, build
-from tests.unit.provider.residency_world.invariants import check, check_rest
+from tests.unit.provider.residency_world.invariants import check, check_admitted, check_rest
 from tests.unit.provider.residency_world.world import World
 
 SIZES_GIB = (1, 2, 4, 6, 10, 14, 18)
@@ -47,9 +47,13 @@ class Storm:
         await self.world.residency.start()
         for _ in range(steps):
             [act] = self.random.choices(list(self.acts), list(self.acts.values()))
+            before = list(self.world.workers)
             await act()
             await self.world.loop.settle()
             check(self.world)
+            for worker in self.world.workers:
+                if worker not in before and not worker.loaded:
+                    check_admitted(self.world, worker)
         await self.rest()
 
     async def rest(self) -> None:
