@@ -102,7 +102,7 @@ class Factory:
         create_runner: Callable[[], Runner],
         watcher: Watcher,
         clock: Callable[[], float],
-        memory_kind: MemoryKind,
+        memory_kind: MemoryKind = "host",
     ) -> None:
         self.files = files
         self._memory_kind: MemoryKind = memory_kind
