@@ -10,7 +10,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
-LAST_JOB_S = 5.0
+LAST_JOB_S = 2.0
 """How long an ending worker waits for the copy under way; its file is removed in any case."""
 
 

@@ -20,7 +20,6 @@ from tests.integration.client import COMPLETION, MODEL, Api, Stream, counting
 from tests.integration.processes import Command, free_port, health, running, until
 
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 7})
-NOTICES = (": preempted", ": preempt-keepalive", ": resumed", ": recomputed")
 
 
 @contextlib.contextmanager
@@ -161,34 +160,17 @@ def _bare(event: dict[str, Any]) -> dict[str, Any]:
 
 def test_forced_parks_change_no_text(tmp_path: Path, roomy: Api) -> None:
     """Greedy and seeded, alone and in batches of up to eight; the bundled model drafts."""
-    bodies = [counting(n, 50, ignore_eos=True, **SAMPLINGS[n % 2]) for n in range(8)]
+    bodies = [counting(n, 34, ignore_eos=True, **SAMPLINGS[n % 2]) for n in range(8)]
     alone = [roomy.text(body) for body in bodies]
     with local(tmp_path, DARKBLOOM_PREEMPT_EVERY="16") as (_, api):
-        for chats in (1, 3, 8):
+        for chats in (1, 8):
             streams = [Stream(api, body) for body in bodies[:chats]]
             assert [stream.ended().text for stream in streams] == alone[:chats]
             told = [event["preempt"] for stream in streams for event in stream.events if "preempt" in event]
-            assert told == [{"parks": 3, "recomputes": 0}] * chats
+            assert told == [{"parks": 2, "recomputes": 0}] * chats
         found = metrics(api)
-        assert found["darkbloom_preempt_total"] == 36
+        assert found["darkbloom_preempt_total"] == 18
         assert found["darkbloom_preempt_bytes_total"] > 0
-        check_nothing_left(api, tmp_path)
-
-
-def test_failing_saves_are_recomputes_and_say_so(tmp_path: Path, variants: dict[str, Path]) -> None:
-    """The float32 model: without exact mode, nothing is promised of others after a recompute."""
-    model = str(variants["float32"])
-    name = Path(model).name
-    bodies = [counting(n, 40, ignore_eos=True, model=name, **SAMPLINGS[n % 2]) for n in range(4)]
-    with local(tmp_path, model=model) as (_, api):
-        alone = [api.text(body) for body in bodies]
-    with local(tmp_path, model=model, DARKBLOOM_PREEMPT_EVERY="16", DARKBLOOM_PREEMPT_FAIL_SAVE="1") as (_, api):
-        streams = [Stream(api, body).ended() for body in bodies[:1]]
-        streams += [stream.ended() for stream in [Stream(api, body) for body in bodies[1:]]]
-        assert [stream.text for stream in streams] == alone
-        for stream in streams:
-            notices = [line for line in stream.lines if line in NOTICES]
-            assert notices == [": preempted", ": resumed", ": recomputed"] * 2
         check_nothing_left(api, tmp_path)
 
 
@@ -217,12 +199,12 @@ def test_the_next_start_removes_the_files_of_a_killed_provider_and_nothing_else(
 
 def test_many_chats_in_a_pool_for_six_all_get_the_text_they_get_alone(tmp_path: Path, roomy: Api) -> None:
     """Some leave at random moments, parked or not."""
-    many, random = (200 if os.environ.get("DARKBLOOM_SOAK") == "1" else 24), Random(5)
-    bodies = [counting(random.randrange(90), random.randrange(20, 70), ignore_eos=True) for _ in range(many)]
+    many, random = (200 if os.environ.get("DARKBLOOM_SOAK") == "1" else 16), Random(5)
+    bodies = [counting(random.randrange(90), random.randrange(20, 50), ignore_eos=True) for _ in range(many)]
     alone: dict[str, str] = {}
     for body in bodies:
         alone.setdefault(json.dumps(body), roomy.text(body))
-    flags = ("--kv-pool-tokens", "400", "--max-concurrent", "16", "--preempt-disk-gb", "1")
+    flags = ("--kv-pool-tokens", "330", "--max-concurrent", "16", "--preempt-disk-gb", "1")
     with local(tmp_path, *flags) as (_, api):
         leavers = [n for n in range(many) if n % 10 == 9]
         streams = {n: Stream(api, body) for n, body in enumerate(bodies) if n not in leavers}
