@@ -97,7 +97,8 @@ def question_of(body: Mapping[str, Json], parsed: CountBody) -> Question:
     for index, message in enumerate(body["messages"]):
         turns += _turns(message, f"messages[{index}]")
     hidden = parsed.tool_choice is not None and parsed.tool_choice.type == "none"
-    tools = [] if hidden else [function_tool(tool, "input_schema") for tool in body.get("tools") or []]
+    shown = [] if hidden else body.get("tools") or []
+    tools = [function_tool(tool, "input_schema") for tool in shown]
     return Question(turns, "messages", tools, parsed.template_kwargs)
 
 

@@ -104,9 +104,8 @@ def question_of(body: Mapping[str, Json], parsed: ResponsesBody) -> Question:
         turns += _turns(asked)
     if not turns:
         refuse("input: there is nothing in it to answer.", "input")
-    tools = (
-        [] if parsed.tool_choice == "none" else [function_tool(tool, "parameters") for tool in body.get("tools") or []]
-    )
+    shown = [] if parsed.tool_choice == "none" else body.get("tools") or []
+    tools = [function_tool(tool, "parameters") for tool in shown]
     return Question(turns, "input", tools, parsed.template_kwargs)
 
 

@@ -3,7 +3,6 @@
 Standard library only, so that either side can import it at no cost.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,11 +77,6 @@ def memory_refused(message: str, detail: Mapping[str, int | str | None], explici
 
 def internal_error(message: str, code: str = "internal_error", retryable: bool = False) -> Failure:
     return Failure(500, "internal_error", code, message, retryable=retryable)
-
-
-def sse_data(payload: Any) -> bytes:
-    """One server-sent event carrying JSON."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def sse_comment(text: str) -> bytes:
