@@ -5,8 +5,8 @@ from provider.bench.simulated import DISK, FACTS, Chat, Outcome, Run
 from provider.parking.lot import Tiers
 from provider.scheduler.parking import ParkRules
 
-POOL_BYTES = 3 * (FACTS.state_bytes + 1024 * FACTS.kv_bytes_per_token)
-EIGHT = [Chat(0.0, 300, 600)] * 8
+POOL_BYTES = 3 * (FACTS.state_bytes + 768 * FACTS.kv_bytes_per_token)
+EIGHT = [Chat(0.0, 100, 900)] * 8
 
 
 def outcome(tiers: Tiers | None = DISK, copy_bytes_per_s: float = 1e9) -> Outcome:
