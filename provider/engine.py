@@ -187,6 +187,8 @@ class Engine:
         if plan.moves:
             coming = plan.restore + plan.resume + plan.enter
             yield [*(one.id for one in plan.park), *coming], partial(self._move, plan)
+        for id in plan.resume + plan.enter:
+            yield (id,), partial(self._open, id)
         if plan.decode:
             yield plan.decode, partial(self._decode_rows, plan)
         for chunk in plan.prefill:
@@ -203,15 +205,28 @@ class Engine:
 
     def _move(self, plan: Plan) -> list[Event]:
         failed = [one.id for one in plan.park if not self._hand_over(one)]
-        for id in plan.restore:
-            self.backend.restore(id)
+        lost = [id for id in plan.restore if not self._call_back(id)]
         self.scheduler.commit_moves(plan, self._now(), failed)
-        for id in (*plan.resume, *plan.enter):
-            one = self._generations[id]
-            self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
+        for id in lost:
+            self.scheduler.lost(id)
         if plan.enter:
             self.depth.joined()
         return [*self._tell_parked(plan), *(Entered(id) for id in plan.enter)]
+
+    def _open(self, id: str) -> list[Event]:
+        one = self._generations[id]
+        self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
+        return []
+
+    def _call_back(self, id: str) -> bool:
+        """Begins to restore; False when that cannot be, and the sequence's copy is gone."""
+        try:
+            self.backend.restore(id)
+            return True
+        except Exception:
+            log.exception("restore_not_begun")
+        self.backend.release(id)
+        return False
 
     def _hand_over(self, park: Park) -> bool:
         """Gives a sequence's state to be copied, or drops it; False when it was to be copied and had to be dropped."""

@@ -29,7 +29,7 @@ class HeldSim(SimBackend):
         super().__init__(FACTS, tiers=tiers)
         self.open_gate = open_gate
         self.fail_next = False
-        self.cannot_begin = False
+        self.cannot_begin = self.cannot_call_back = False
 
     def landings(self) -> list[Landing]:
         if not self.open_gate:
@@ -43,6 +43,16 @@ class HeldSim(SimBackend):
         if self.cannot_begin:
             raise OSError("no device")
         super().park(id)
+
+    def restore(self, id: str) -> None:
+        if self.cannot_call_back:
+            raise OSError("no device")
+        super().restore(id)
+
+    def open(self, id: str, *told: Any) -> None:
+        if id == "bad":
+            raise OSError("no room")
+        super().open(id, *told)
 
 
 class Chats:
@@ -211,6 +221,26 @@ def test_a_copy_that_cannot_even_be_begun_is_a_recompute() -> None:
     backend.cannot_begin = True
     chats = Chats(backend).two().run()
     assert chats.notices("b") == ["preempted", "resumed", "recomputed"]
+    check_whole(chats, "a", "b")
+
+
+def test_a_restore_that_cannot_even_be_begun_is_a_recompute() -> None:
+    backend = HeldSim()
+    backend.cannot_call_back = True
+    chats = Chats(backend).two().run()
+    assert chats.notices("b") == ["preempted", "resumed", "recomputed"]
+    check_whole(chats, "a", "b")
+
+
+def test_a_newcomer_that_cannot_be_opened_fails_alone() -> None:
+    chats = Chats(tokens=1000, rules=ParkRules(every=5))
+    chats.submit("a", [1] * 50)
+    while len(chats.tokens("a")) < 5:
+        chats.step()
+    chats.submit("bad", [3] * 5)
+    chats.submit("b", [2] * 50)
+    chats.run()
+    assert isinstance(chats.end("bad"), Failed)
     check_whole(chats, "a", "b")
 
 
