@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from provider.scheduler.costs import Costs
 from provider.scheduler.parking import ParkRules, Policy
+from provider.scheduler.planner import GRID_TOKENS
 from provider.scheduler.pool import Pool
-from provider.scheduler.scheduler import GRID_TOKENS, Limits, Scheduler
+from provider.scheduler.scheduler import Limits, Scheduler
 from tests.fixtures.schedule_play import Play, check_nothing_left
 from tests.soak import examples
 
