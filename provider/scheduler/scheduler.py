@@ -85,11 +85,6 @@ class Scheduler:
         """Whether a copy is under way, be it of a sequence that has been removed meanwhile."""
         return bool(self._moving)
 
-    @property
-    def parks(self) -> bool:
-        """Whether anyone has no room now that had it before."""
-        return bool(self._parked or self._moving)
-
     def remove(self, id: str) -> bool:
         """Forgets a sequence in whatever state it is (cancelled, finished or failed). The room of one that is being
         copied is free when the copy has ended."""
