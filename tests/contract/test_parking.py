@@ -37,7 +37,10 @@ def made(model: str, directory: Path, tier: str, drafter: RuledDrafter | None = 
     return backend
 
 
-@pytest.fixture(params=[(model, tier) for model in MODELS for tier in TIERS], ids="-".join, scope="module")
+CASES = [*((model, "disk") for model in MODELS), ("sim", "ram"), ("qwen3_5_bf16", "ram")]
+
+
+@pytest.fixture(params=CASES, ids="-".join, scope="module")
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     model, tier = request.param
     one = made(model, tmp_path_factory.mktemp("parking"), tier)
