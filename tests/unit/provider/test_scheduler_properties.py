@@ -14,7 +14,8 @@ from provider.scheduler.scheduler import Limits, Scheduler
 from tests.fixtures.schedule_play import Play, check_nothing_left
 from tests.soak import examples
 
-REQUEST = st.tuples(st.integers(1, 200), st.integers(1, 60) | st.none(), st.integers(-2, 2))
+LENGTH = st.one_of(st.integers(1, 60), st.integers(1, 20), st.integers(1, 60), st.none())
+REQUEST = st.tuples(st.integers(1, 200), LENGTH, st.integers(-2, 2))
 ACTION = st.one_of(
     st.tuples(st.just("add"), REQUEST),
     st.tuples(st.just("step"), st.integers(1, 12)),
@@ -24,7 +25,7 @@ ACTION = st.one_of(
 RULES = st.builds(
     ParkRules,
     policy=st.sampled_from(Policy),
-    every=st.none() | st.integers(1, 20),
+    every=st.none() | st.integers(2, 20),
     hold_s=st.sampled_from([0.0, 0.5]),
 )
 COSTS = st.builds(
