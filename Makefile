@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 KEY := $(shell $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(open("pyproject.toml", "rb").read() + b"$(EXTRA)" + sys.version.encode()).hexdigest()[:16])')
 STAMP := $(VENV)/stamp-$(KEY)
 ARGS ?=
+# Processes that share the tests, file by file.
+WORKERS ?= 2
 
 .PHONY: up test soak check format bench setup clean
 
@@ -16,10 +18,10 @@ up: setup
 	@exec $(BIN)/darkbloom-py up $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 soak: setup
-	DARKBLOOM_SOAK=1 $(BIN)/python -m pytest --timeout 7200 $(ARGS)
+	DARKBLOOM_SOAK=1 $(BIN)/python -m pytest --timeout 7200 -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
