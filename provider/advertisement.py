@@ -27,7 +27,9 @@ def model_ad(model: Model, config: ProviderConfig) -> ModelAd:
 
 
 def mtp_status(slot: ModelSlot) -> MtpStatus:
-    """Whether a model drafts, and why not, as its worker found when it loaded it."""
+    """Whether a model drafts, and why not: as its worker found when it loaded it, before that as its files say."""
+    if slot.loaded is None and slot.planned is not None:
+        return MtpStatus(active=slot.planned.drafts, reason=slot.planned.drafts_not)
     if slot.loaded is None:
         return MtpStatus(active=False, reason=Reason.ENGINE_INACTIVE.value)
     return MtpStatus(active=slot.loaded.drafts.active, reason=slot.loaded.drafts.reason)

@@ -15,7 +15,8 @@ from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.resolve import resolve_model
 from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.head import ExternalHead
-from provider.mtp.verdict import judge
+from provider.mtp.policy import Off, Reason
+from provider.mtp.verdict import Verdict, judge
 from provider.pipe import DraftSpec, LoadSpec
 from provider.runner import Runner
 from provider.slot import ModelSlot, Planned, SlotLimits
@@ -124,25 +125,27 @@ class Factory:
 
     def _model(self, found: Found, path_or_id: str, id: str | None = None, digest: str | None = None) -> Model:
         checkpoint, named = found.checkpoint, id or found.id
+        verdict = self._verdict(checkpoint)
+        head = verdict.choice
         return Model(
             checkpoint=checkpoint,
-            slot=self._slot(named, found),
-            charge=Charge(checkpoint.size_bytes, self._drafter_bytes(checkpoint)),
+            slot=self._slot(named, found, verdict),
+            # A head that is inside the model's files is part of its size.
+            charge=Charge(checkpoint.size_bytes, head.payload_bytes if isinstance(head, ExternalHead) else 0),
             member=self._member(checkpoint),
             pinned=bool({named, path_or_id} & set(self._config.pinned)),
             digest=digest,
         )
 
-    def _drafter_bytes(self, checkpoint: Checkpoint) -> int:
-        """Of a prediction head in files of its own; one that is inside the model's is part of its size."""
+    def _verdict(self, checkpoint: Checkpoint) -> Verdict:
+        """Whether it will draft, as far as its files say."""
         config = self._config
-        if config.mtp_drafter_path is None:
-            return 0
-        chosen = judge(
+        if config.backend == "sim":
+            return Verdict(checkpoint.mtp.declaration, Off(Reason.ENGINE_INACTIVE, "a simulation has no head"))
+        return judge(
             checkpoint.directory, checkpoint.mtp, killed=config.mtp_killed, mode=config.engine.mtp_mode,
             drafter_path=config.mtp_drafter_path,
-        ).choice  # fmt: skip
-        return chosen.payload_bytes if isinstance(chosen, ExternalHead) else 0
+        )  # fmt: skip
 
     def _member(self, checkpoint: Checkpoint) -> Member:
         context = self._context_tokens(checkpoint)
@@ -155,7 +158,7 @@ class Factory:
         context = engine.context_length or checkpoint.context_length
         return context if engine.kv_pool_tokens is None else min(context, engine.kv_pool_tokens)
 
-    def _slot(self, id: str, found: Found) -> ModelSlot:
+    def _slot(self, id: str, found: Found, verdict: Verdict) -> ModelSlot:
         engine, checkpoint = self._config.engine, found.checkpoint
         told, drafter = engine.context_length, self._config.mtp_drafter_path
         if told is not None and told > checkpoint.context_length:
@@ -182,7 +185,12 @@ class Factory:
             SlotLimits(engine.max_concurrent, self._config.max_waiting),
             self._create_runner,
             clock=self._clock,
-            planned=Planned(self._context_tokens(checkpoint), checkpoint.vocab_size),
+            planned=Planned(
+                self._context_tokens(checkpoint),
+                checkpoint.vocab_size,
+                verdict.active,
+                None if verdict.reason is None else verdict.reason.value,
+            ),
             on_failed=lambda self_test: self._watcher.worker_given_up(id, self_test),
             on_replaced=lambda: self._watcher.worker_replaced(id),
         )

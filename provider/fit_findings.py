@@ -58,6 +58,9 @@ def _finding(report: FitReport, facts: MachineFacts) -> Finding:
 def _too_small(reports: Sequence[FitReport], facts: MachineFacts) -> Finding:
     needed = ", ".join(f"{one.target} (needs {readable_bytes(one.required_bytes)})" for one in reports)
     first = reports[0]
+    if _is_limited(first, facts):
+        said = f"memory_limit_gb allows models {readable_bytes(first.effective_cap_bytes)}, too little for {needed}."
+        return Finding(FIT_CHECK, Status.FAIL, said, _remedy(first, facts))
     most = f"models may take {readable_bytes(first.effective_cap_bytes)} of {readable_bytes(facts.physical_bytes)}"
     return Finding(FIT_CHECK, Status.FAIL, f"RAM is too small for {needed}: {most}.", _remedy(first, facts))
 
@@ -70,11 +73,18 @@ def _remedy(report: FitReport, facts: MachineFacts) -> str:
         ways.append(f"close other programs to free {readable_bytes(report.required_bytes - report.ceiling_bytes)} more")
     if report.alone_bytes is not None and report.alone_bytes <= bound:
         ways.append(f"serve {report.target} alone, when it needs {readable_bytes(report.alone_bytes)}")
-    if not report.ever and report.required_bytes <= hard_cap(facts.physical_bytes, facts.cap_fraction):
+    if _is_limited(report, facts):
+        ways.append("raise memory_limit_gb in provider.toml")
+    elif not report.ever and report.required_bytes <= hard_cap(facts.physical_bytes, facts.cap_fraction):
         ways.append("lower memory_reserve_gb in provider.toml")
     ways.append(_others(report))
     text = ", or ".join(ways)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _is_limited(report: FitReport, facts: MachineFacts) -> bool:
+    """Whether it is the operator's limit, and not the machine, that is too small."""
+    return not report.ever and facts.machine_cap_bytes is not None and report.required_bytes <= facts.machine_cap_bytes
 
 
 def _others(report: FitReport) -> str:

@@ -50,7 +50,7 @@ class MachineFacts:
         return effective_cap(self.physical_bytes, self.reserve_bytes, self.limit_bytes, self.cap_fraction)
 
     @property
-    def _machine_cap_bytes(self) -> int | None:
+    def machine_cap_bytes(self) -> int | None:
         if self.limit_bytes is None:
             return None
         return effective_cap(self.physical_bytes, self.reserve_bytes, None, self.cap_fraction)
@@ -64,7 +64,7 @@ class MachineFacts:
             active_bytes=self.active_bytes,
             cache_bytes=self.cache_bytes,
             idle_bytes=sum(self.resident.values()),
-            machine_cap_bytes=self._machine_cap_bytes,
+            machine_cap_bytes=self.machine_cap_bytes,
         )
 
     def model(self, id: str) -> Candidate:

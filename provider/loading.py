@@ -158,7 +158,9 @@ class Loading:
         occupancy, idle = self._occupancy, [one.id for one in self._occupancy.idle]
         required = occupancy.required(model, charge)
         if required > occupancy.bounds.cap_bytes:
-            return self._refuse(model, charge, reading, Why.TOO_SMALL)
+            machine_cap = occupancy.bounds.machine_cap_bytes
+            limited = machine_cap is not None and required <= machine_cap
+            return self._refuse(model, charge, reading, Why.LIMITED if limited else Why.TOO_SMALL)
         if not eviction_can_reach(required, reading, occupancy.ledger.outstanding_bytes):
             return self._refuse(model, charge, reading, Why.IN_USE)
         if len(occupancy.residents) - len(idle) >= MAX_RESIDENT_MODELS:

@@ -96,6 +96,9 @@ class Planned:
 
     n_ctx: int
     vocab_size: int
+    drafts: bool = False
+    drafts_not: str | None = None
+    """Why it will not draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ class ModelSlot:
         self.loaded: Loaded | None = None
         self.created = int(time.time())
         self.spec = spec
-        self._planned = planned
+        self.planned = planned
         self._on_failed = on_failed
         self._on_replaced = on_replaced
         self._create_runner = create_runner
@@ -185,14 +188,14 @@ class ModelSlot:
 
     @property
     def n_ctx(self) -> int:
-        if self.loaded is None and self._planned is not None:
-            return self._planned.n_ctx
+        if self.loaded is None and self.planned is not None:
+            return self.planned.n_ctx
         return self._facts.n_ctx
 
     @property
     def vocab_size(self) -> int:
-        if self.loaded is None and self._planned is not None:
-            return self._planned.vocab_size
+        if self.loaded is None and self.planned is not None:
+            return self.planned.vocab_size
         return self._facts.vocab_size
 
     @property

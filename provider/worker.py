@@ -331,7 +331,11 @@ def _granted(engine: Engine, epoch: int, accepted: bool) -> Granted:
 
 def _limit(backend: Backend, kv_pool_bytes: int | None, activation_reserve_bytes: int | None) -> None:
     if kv_pool_bytes is not None and activation_reserve_bytes is not None:
-        backend.limit(backend.facts.weight_bytes + kv_pool_bytes + activation_reserve_bytes)
+        # What the next pass can take is kept ready, within what passes were measured to take: freed keys and values
+        # would else stay here, and beside the process itself they are more than the cap allows.
+        backend.limit(
+            backend.facts.weight_bytes + kv_pool_bytes + activation_reserve_bytes, activation_reserve_bytes // 2
+        )
 
 
 def _baseline_bytes(arrays_bytes: int) -> int:

@@ -139,8 +139,9 @@ class Backend(Protocol):
         """Gives back what the allocator keeps for reuse."""
         ...
 
-    def limit(self, size_bytes: int) -> None:
-        """What the device's allocator should try not to pass; it is a hint, and admission is what keeps to it."""
+    def limit(self, size_bytes: int, cache_bytes: int) -> None:
+        """What the device's allocator should try not to pass, and what it may keep for reuse: hints both; admission
+        is what keeps to them."""
         ...
 
     def rest(self, resting: bool) -> None:

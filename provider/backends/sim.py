@@ -164,7 +164,7 @@ class SimBackend:
     def clear_cache(self) -> None:
         """Keeps none."""
 
-    def limit(self, size_bytes: int) -> None:
+    def limit(self, size_bytes: int, cache_bytes: int) -> None:
         """Allocates nothing."""
 
     def rest(self, resting: bool) -> None:

@@ -9,6 +9,8 @@ from provider.memory.caps import GIB
 class Why(StrEnum):
     TOO_SMALL = "machine_too_small"
     """More than this machine gives to models, however idle it is."""
+    LIMITED = "memory_limit"
+    """More than the operator's memory_limit_gb."""
     IN_USE = "memory_in_use"
     """Other programs, or models that are serving or pinned, have it: it may be there later."""
     NO_PLACE = "models_busy"
@@ -53,11 +55,13 @@ class MemoryRefusal:
 
 _WORDS = {
     Why.TOO_SMALL: "this machine is too small for it. Serve a smaller model, or lower memory_reserve_gb.",
+    Why.LIMITED: "memory_limit_gb allows no more. Raise it, or serve a smaller model.",
     Why.IN_USE: "the rest is in use. Close other programs, or wait until other models are idle.",
     Why.NO_PLACE: "every place for a resident model is taken by one that is serving.",
     Why.SHARES: "the models beside it would have too little room left for chats. Unload one of them.",
     Why.LATE: "a model beside it could not give up room. Wait until its chats have ended.",
-    Why.AFTER_LOAD: "too little was left for chats once it was loaded. Close other programs.",
+    Why.AFTER_LOAD: "it was loaded, and beside it and its process too little was left for chats. Close other "
+    "programs, or raise memory_limit_gb where that is set.",
     Why.UNREADABLE: "what is free cannot be read.",
 }
 

@@ -229,10 +229,10 @@ class MlxBackend:
     def clear_cache(self) -> None:
         mx.clear_cache()
 
-    def limit(self, size_bytes: int) -> None:
+    def limit(self, size_bytes: int, cache_bytes: int) -> None:
         """Beyond it MLX first frees its cache and then allocates all the same."""
         mx.set_memory_limit(size_bytes)
-        mx.set_cache_limit(min(size_bytes, CACHE_LIMIT_BYTES))
+        mx.set_cache_limit(min(cache_bytes, CACHE_LIMIT_BYTES))
         self._wired_bytes = wired_limit(size_bytes)
         wire(self._wired_bytes)
 
