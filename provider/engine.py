@@ -342,7 +342,7 @@ class Engine:
         assert sequence is not None
         message = (
             f"The chat has grown to {sequence.positions} tokens and the context holds {n_ctx}: lower max_tokens, "
-            "shorten the prompt, or serve the model with a larger --context-length."
+            "shorten the prompt, or serve the model with a larger --context-length or --kv-pool-tokens."
         )
         return self._fail(id, wire.context_exceeded(sequence.prompt_tokens, n_ctx, message))
 

@@ -26,6 +26,6 @@ def _refuse_beyond(tokenizer: TextTokenizer, text: str, n_ctx: int, special: boo
         if counted >= n_ctx:
             message = (
                 f"The prompt has more than {counted} tokens and the context holds {n_ctx}: "
-                "shorten the prompt, or serve the model with a larger --context-length."
+                "shorten the prompt, or serve the model with a larger --context-length or --kv-pool-tokens."
             )
             raise RequestFailed(context_exceeded(counted, n_ctx, message))

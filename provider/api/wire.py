@@ -47,7 +47,7 @@ def context_exceeded(n_prompt_tokens: int, n_ctx: int, message: str | None = Non
     """The prompt, or the chat as it has grown, cannot fit (OpenAI's 400 with llama.cpp's members)."""
     said = message or (
         f"The prompt has {n_prompt_tokens} tokens and the context holds {n_ctx}: "
-        "shorten the prompt, or serve the model with a larger --context-length."
+        "shorten the prompt, or serve the model with a larger --context-length or --kv-pool-tokens."
     )
     detail = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
     return Failure(400, "exceed_context_size_error", "context_length_exceeded", said, detail=detail)

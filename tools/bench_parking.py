@@ -1,0 +1,12 @@
+"""`darkbloom-py bench parking` from a source tree.
+
+python -m tools.bench_parking [--json]
+"""
+
+import sys
+
+from provider.cli import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["bench", "parking"]
+    main()
