@@ -22,7 +22,6 @@ __all__ = [
     "SystemMemory",
     "memory_in_use",
     "memory_kind",
-    "read_available_bytes",
     "read_hardware",
     "read_system_memory",
 ]
@@ -67,11 +66,6 @@ def read_hardware(with_mlx: bool = False) -> Hardware:
         memory_kind=memory_kind(system, machine, gpu),
         mlx_device=_mlx_device() if with_mlx else None,
     )
-
-
-def read_available_bytes() -> int | None:
-    """What the operating system says could be taken now, reclaimable pages included: the moving part alone."""
-    return read_system_memory("host").available_bytes
 
 
 def memory_kind(system: str, machine: str, gpu: str | None) -> MemoryKind:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import httpx
 
 from provider.bench import client
 from provider.bench.load import ClosedLoop, Fixed, Load, Uniform, plan_load
+from provider.bench.local_server import free_port
 from provider.bench.prompts import words
 from provider.bench.report import Report, report
 from provider.errors import DarkbloomError
@@ -145,7 +145,7 @@ def install(server: Server, venvs: Path) -> Path:
 @contextlib.contextmanager
 def serving(server: Server, bin: Path, model: Path, log: Path) -> Iterator[str]:
     """The server's URL once it answers; the server and whatever it has started are gone afterwards."""
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -183,11 +183,6 @@ def _until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> Non
 
 def _tail(log: Path) -> str:
     return " ".join(log.read_text(errors="replace").split()[-60:])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 async def measure(server: Server, url: str, style: ExactText, seed: int, requests: int, solo: int) -> Measured:

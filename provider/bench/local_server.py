@@ -23,7 +23,7 @@ TOLD_CHARACTERS = 600
 def local_server(arguments: Sequence[str], environment: Mapping[str, str], scratch: Path) -> Iterator[str]:
     """Its URL, once it answers /health with ok. `arguments`: of `local`, the port left out. `scratch`: a directory of
     its own. It ends with this block, or with this process however that ends. Raises BenchError."""
-    port, log = _free_port(), scratch / "local.log"
+    port, log = free_port(), scratch / "local.log"
     reading, writing = os.pipe()  # closed when this process is gone
     command = (sys.executable, "-m", "provider.cli", "local", *arguments)
     told = ("--port", str(port), "--data-dir", str(scratch), "--exit-when-closed", str(reading))
@@ -74,6 +74,6 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-TOLD_CHARACTERS:].strip()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])

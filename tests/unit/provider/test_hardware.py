@@ -2,7 +2,7 @@
 
 import pytest
 
-from provider.hardware import memory_in_use, memory_kind, parse_cpuinfo, read_available_bytes, read_hardware
+from provider.hardware import memory_in_use, memory_kind, parse_cpuinfo, read_hardware, read_system_memory
 
 CPUINFO_X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9R14\ncpu MHz\t\t: 3700\n"
 CPUINFO_ARM = "processor\t: 0\nBogoMIPS\t: 243.75\nCPU part\t: 0xd40\n"
@@ -41,4 +41,4 @@ def test_this_machine_can_be_read() -> None:
     assert 0 < found.available_bytes <= found.physical_bytes
     assert found.cores is not None
     assert found.cores >= 1
-    assert read_available_bytes() is not None
+    assert read_system_memory("host").available_bytes is not None
