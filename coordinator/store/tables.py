@@ -3,10 +3,12 @@
 from datetime import datetime
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     CheckConstraint,
     DateTime,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     LargeBinary,
@@ -31,7 +33,11 @@ class Base(DeclarativeBase):
 
 class TokenRow(Base):
     __tablename__ = "tokens"
-    __table_args__ = (CheckConstraint("kind in ('provider', 'api', 'admin')", name="kind"),)
+    __table_args__ = (
+        CheckConstraint("kind in ('provider', 'api', 'admin')", name="kind"),
+        CheckConstraint("requests_per_minute > 0", name="requests_per_minute"),
+        CheckConstraint("tokens_per_minute > 0", name="tokens_per_minute"),
+    )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     kind: Mapped[str]
@@ -40,13 +46,16 @@ class TokenRow(Base):
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    models: Mapped[list[str] | None] = mapped_column(ARRAY(String()))
+    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class UsageRow(Base):
     """No foreign keys: a row outlives the key and the provider it speaks of."""
 
     __tablename__ = "usage"
-    __table_args__ = (Index(None, "token_id", "finished_at"),)
+    __table_args__ = (Index(None, "token_id", "finished_at"), Index(None, "finished_at"))
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     token_id: Mapped[int] = mapped_column(BigInteger)
@@ -118,3 +127,20 @@ class DesiredModelRow(Base):
     model_id: Mapped[str]
     source: Mapped[str]
     digest: Mapped[str | None]
+
+
+class DesiredPoolRow(Base):
+    """How many of the providers whose names match shall hold the model loaded."""
+
+    __tablename__ = "desired_pools"
+    __table_args__ = (
+        CheckConstraint("min_warm >= 0", name="not_negative"),
+        ForeignKeyConstraint(
+            ["revision", "position"], [f"{DesiredModelRow.__tablename__}.{key}" for key in ("revision", "position")]
+        ),
+    )
+
+    revision: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    providers: Mapped[str] = mapped_column(primary_key=True)
+    min_warm: Mapped[int]
