@@ -5,7 +5,8 @@ DarkbloomError
 ├── ModelError           a checkpoint that cannot be found, read or served
 │   ├── ModelNotFound
 │   ├── ModelUnsupported
-│   └── SelfTestFailed   it loads, and computes nonsense on this machine
+│   ├── SelfTestFailed   it loads, and computes nonsense on this machine
+│   └── ExactUnavailable exact mode is on, and cannot be guaranteed for it here
 ├── HeadInvalid          a prediction head that cannot be used; the model is served without it
 ├── WorkerError          a worker process that could not be started or has ended
 └── RequestFailed        one request that ends in a typed error; carries the Failure sent to the client
@@ -39,6 +40,12 @@ class ModelUnsupported(ModelError):
 
 class SelfTestFailed(ModelError):
     pass
+
+
+class ExactUnavailable(ModelError):
+    """Names the reason, and the setting that would work."""
+
+    code = "exact_unavailable"
 
 
 class HeadInvalid(DarkbloomError):

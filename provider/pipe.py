@@ -5,9 +5,11 @@ Nothing waits for an answer on the decode path: commands flow down, reports flow
 
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
+from provider.exact.policy import Mode as ExactMode
 from provider.generation import Event, GenerationRequest
 from provider.mtp.policy import Mode
 from provider.parking.knobs import ParkSpec
@@ -42,6 +44,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """None: nothing is drafted."""
     park: ParkSpec | None = None
     """None: what is parked is computed again."""
+    exact: ExactMode = "off"
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -85,6 +88,16 @@ class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
 
 
+class ExactReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a loaded model is exact (provider.exact.policy); `code` and `reason`: why it is unavailable. `lane_rows`:
+    on how many rows its decode passes run."""
+
+    state: Literal["on", "off", "unavailable"] = "off"
+    reason: str | None = None
+    code: str | None = None
+    lane_rows: int | None = None
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     """The first report of a worker whose model is ready."""
 
@@ -100,14 +113,16 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     baseline_bytes: int = 0
     """What the process takes beside MLX's arrays: the interpreter, the libraries, the device's context."""
     drafts: DraftStatus = DraftStatus(active=False)
+    exact: ExactReport = ExactReport()
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
-    """`self_test`: it was loaded, and computes nonsense here."""
+    """`self_test`: it was loaded, and computes nonsense here. `exact`: exact mode cannot be guaranteed for it."""
 
     message: str
     unsupported: bool
     self_test: bool = False
+    exact: bool = False
 
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True, tag="granted"):

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from provider.backends.sim_timing import LeadingClock
-from provider.errors import ModelError, ModelUnsupported, SelfTestFailed, WorkerError
+from provider.errors import ExactUnavailable, ModelError, ModelUnsupported, SelfTestFailed, WorkerError
 from provider.pipe import Command, FrameReader, FromWorker, Granted, Loaded, LoadFailed, LoadSpec, Report, Stop, pack
 
 log = logging.getLogger(__name__)
@@ -223,4 +223,6 @@ def _deliver(message: FromWorker, loaded: "asyncio.Future[Loaded] | None", on_re
 def _load_error(failed: LoadFailed) -> ModelError:
     if failed.self_test:
         return SelfTestFailed(failed.message)
+    if failed.exact:
+        return ExactUnavailable(failed.message)
     return ModelUnsupported(failed.message) if failed.unsupported else ModelError(failed.message)

@@ -23,7 +23,8 @@ from provider.backends.base import Backend, BackendFacts
 from provider.backends.sim import BLOCK_TOKENS, SimBackend
 from provider.backends.sim_timing import Clock, Device, WallClock, device_named_in
 from provider.engine import Engine, Step
-from provider.errors import ConfigError, ModelError, ModelUnsupported, SelfTestFailed
+from provider.errors import ConfigError, ExactUnavailable, ModelError, ModelUnsupported, SelfTestFailed
+from provider.exactness import attach_exact
 from provider.heads import Head, attach_head, choose_head, inactive
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
@@ -78,6 +79,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     tokenizer = ModelTokenizer(directory)
     head = choose_head(directory, spec.drafts)
     backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer.encode)
+    exact = attach_exact(directory, spec.exact)
     facts = backend.facts
     pool = Pool(
         tokens=_pool_tokens(spec, facts.kv_bytes_per_token),
@@ -108,6 +110,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
         active_bytes=memory.active_bytes,
         baseline_bytes=_baseline_bytes(memory.active_bytes + memory.cache_bytes),
         drafts=drafts,
+        exact=exact,
     )
     depth = DepthController(facts.max_drafts) if facts.max_drafts else None
     now = WallClock().now if clock is None else clock.now
@@ -241,7 +244,8 @@ def serve(sock: socket.socket) -> None:
     try:
         engine, loaded = build(spec)
     except (ModelError, ConfigError) as error:
-        send(LoadFailed(str(error), isinstance(error, ModelUnsupported), isinstance(error, SelfTestFailed)))
+        kinds = (isinstance(error, kind) for kind in (ModelUnsupported, SelfTestFailed, ExactUnavailable))
+        send(LoadFailed(str(error), *kinds))
         return
     except Exception as error:
         send(LoadFailed(f"{spec.directory} cannot be loaded: {type(error).__name__}: {error}", False))
