@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from coordinator.breaker import Breaker
 from coordinator.config import Timings
 from coordinator.cooldown import Cooldown
 from provider.protocol import (
@@ -75,26 +76,45 @@ class ProviderView:
     """When it last registered or sent a heartbeat; after a disconnect, the time of that."""
     capacity_seq: int | None = None
     draining: bool = False
+    """By its own word, or by an operator's order here."""
+    drain_ordered: bool = False
+    """By an operator: it stands until it is taken back, whatever the provider says, and outlives connections."""
     thermal: str = "nominal"
     memory: MemoryReport | None = None
     slots: Mapping[str, Slot] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     holds: Mapping[str, Hold] = field(default_factory=lambda: NO_HOLDS)
+    """By request: what no heartbeat counts yet."""
+    counted: Mapping[str, Hold] = field(default_factory=lambda: NO_HOLDS)
+    """By request: what is with the provider and was accepted before its last heartbeat, whose slots count it."""
     full_until_s: Mapping[str, float] = field(default_factory=dict)
     """By model: its waiting room was full, and is not asked again before this time."""
     loads: Mapping[str, Noted] = field(default_factory=dict)
     prefetches: Mapping[str, Noted] = field(default_factory=dict)
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
-    """By model, as are `loads` and `prefetches`."""
+    """By model, as are `loads`, `prefetches` and `breakers`."""
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+
+    def at_it(self, model: str) -> bool:
+        """Whether a request of ours for the model is with the provider."""
+        return any(hold.model == model for holds in (self.holds, self.counted) for hold in holds.values())
 
 
 def registered(message: Register, generation: int, now_s: float, former: ProviderView | None = None) -> ProviderView:
     """A fresh view: what the provider was on an earlier connection does not carry over. What has become of its loads
-    does, and from what it is cooling down: it is the same machine."""
+    does, and what counts against it, and an operator's order to drain: it is the same machine."""
     fresh = _fresh(message, generation, now_s)
     if former is None:
         return fresh
-    return replace(fresh, loads=former.loads, prefetches=former.prefetches, cooldowns=former.cooldowns)
+    return replace(
+        fresh,
+        draining=former.drain_ordered,
+        drain_ordered=former.drain_ordered,
+        loads=former.loads,
+        prefetches=former.prefetches,
+        cooldowns=former.cooldowns,
+        breakers=former.breakers,
+    )
 
 
 def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
@@ -105,12 +125,13 @@ def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
         view,
         heard_s=now_s,
         capacity_seq=beat.capacity_seq,
-        draining=beat.status == "draining",
+        draining=beat.status == "draining" or view.drain_ordered,
         thermal=beat.thermal,
         memory=beat.memory,
         slots={slot.model: slot for slot in beat.slots},
         stats=beat.stats,
         holds={key: hold for key, hold in view.holds.items() if not hold.accepted},
+        counted={**view.counted, **{key: hold for key, hold in view.holds.items() if hold.accepted}},
     )
 
 
@@ -119,7 +140,7 @@ def models_replaced(view: ProviderView, message: ModelsUpdate) -> ProviderView:
 
 
 def disconnected(view: ProviderView, now_s: float) -> ProviderView:
-    return replace(view, connected=False, heard_s=now_s, holds=NO_HOLDS)
+    return replace(view, connected=False, heard_s=now_s, holds=NO_HOLDS, counted=NO_HOLDS)
 
 
 def held(view: ProviderView, request_id: str, hold: Hold) -> ProviderView:
@@ -136,9 +157,14 @@ def accepted(view: ProviderView, request_id: str) -> ProviderView:
 
 
 def released(view: ProviderView, request_id: str) -> ProviderView:
+    """It has ended. A heartbeat that has counted it is out of date by that much, and is amended: the next may be
+    seconds away, and until then its place would stand empty."""
+    counted = view.counted.get(request_id)
+    if counted is not None:
+        return replace(view, counted=_without(view.counted, request_id), slots=_amended(view.slots, counted))
     if request_id not in view.holds:
         return view
-    return replace(view, holds={key: hold for key, hold in view.holds.items() if key != request_id})
+    return replace(view, holds=_without(view.holds, request_id))
 
 
 def full(view: ProviderView, model: str, until_s: float) -> ProviderView:
@@ -147,6 +173,21 @@ def full(view: ProviderView, model: str, until_s: float) -> ProviderView:
 
 def cooled(view: ProviderView, model: str, cooldown: Cooldown) -> ProviderView:
     return replace(view, cooldowns={**view.cooldowns, model: cooldown})
+
+
+def failed(view: ProviderView, model: str, breaker: Breaker) -> ProviderView:
+    return replace(view, breakers={**view.breakers, model: breaker})
+
+
+def succeeded(view: ProviderView, model: str) -> ProviderView:
+    if model not in view.breakers:
+        return view
+    return replace(view, breakers={key: one for key, one in view.breakers.items() if key != model})
+
+
+def drain_ordered(view: ProviderView, drain: bool) -> ProviderView:
+    """An operator's order, or its end, after which the provider's own word counts: the last, where none was ordered."""
+    return replace(view, drain_ordered=drain, draining=drain or (view.draining and not view.drain_ordered))
 
 
 def told(view: ProviderView, message: Progress, now_s: float) -> ProviderView:
@@ -183,6 +224,20 @@ def _fresh(message: Register, generation: int, now_s: float) -> ProviderView:
         connected=True,
         heard_s=now_s,
     )
+
+
+def _without(holds: Mapping[str, Hold], request_id: str) -> dict[str, Hold]:
+    return {key: hold for key, hold in holds.items() if key != request_id}
+
+
+def _amended(slots: Mapping[str, Slot], gone: Hold) -> Mapping[str, Slot]:
+    """Without a request that the slot counts. Whoever stood in line at the provider takes its place there."""
+    slot = slots.get(gone.model)
+    if slot is None:
+        return slots
+    line = {"waiting": slot.waiting - 1} if slot.waiting else {"running": max(0, slot.running - 1)}
+    used = max(0, slot.tokens_used - gone.prompt_tokens)
+    return {**slots, gone.model: slot.model_copy(update={**line, "tokens_used": used})}
 
 
 def _noted(notes: Mapping[str, Noted], message: Progress, now_s: float) -> dict[str, Noted]:

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     DRAINING = "provider_draining"
     COOLING = "capacity_cooldown"
     """It has kept refusing this model for want of capacity."""
+    BREAKER_OPEN = "circuit_open"
+    """Its requests for this model have kept failing."""
     TRIED = "already_tried"
     """It has failed at this very request."""
     NO_KV_ROOM = "no_kv_room"
@@ -185,6 +187,9 @@ def _unfit(
     cooldown = view.cooldowns.get(request.model)
     if cooldown is not None and cooldown.forbids(now_s, trying=bool(_held(request.model, view))):
         return Reason.COOLING
+    breaker = view.breakers.get(request.model)
+    if breaker is not None and breaker.forbids(now_s, trying=view.at_it(request.model)):
+        return Reason.BREAKER_OPEN
     return Reason.TRIED if view.provider_id in request.tried else None
 
 

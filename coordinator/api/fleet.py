@@ -66,7 +66,7 @@ def provider_json(view: ProviderView, now_s: float, timings: Timings, tables: Me
         "reserve": _reserve(view, tables),
         "stats": view.stats.model_dump(),
         "slots": [slot.model_dump() for slot in view.slots.values()],
-        "requests_held": len(view.holds),
+        "requests_held": len(view.holds) + len(view.counted),
         "parked": sum(slot.parked for slot in view.slots.values()),
         "models": [_model(view, ad, now_s, timings, tables) for ad in view.models.values()],
         "loads": [_noted(note, now_s) for note in view.loads.values()],

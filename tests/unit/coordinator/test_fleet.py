@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from coordinator import fleet
+from coordinator.breaker import Breaker
 from coordinator.config import Timings
 from coordinator.fleet import Hold, Presence, ProviderView
 from provider.protocol import LoadModelStatus, ModelsUpdate, PrefetchStatus
@@ -177,3 +178,44 @@ class OneProvider(RuleBasedStateMachine):
 
 
 TestOneProvider = OneProvider.TestCase
+
+
+def test_what_a_heartbeat_counts_is_taken_off_it_when_it_ends() -> None:
+    busy = fleet.accepted(fleet.held(view("p1", slot(running=1)), "a.1", Hold(MODEL, 10)), "a.1")
+    assert busy.at_it(MODEL)
+    counted = fleet.beaten(busy, beat(2, slots=(slot(running=2, tokens_used=50),)), 1.0)
+    assert (counted.holds, list(counted.counted)) == ({}, ["a.1"])
+    assert counted.at_it(MODEL)
+    ended = fleet.released(counted, "a.1")
+    assert not ended.at_it(MODEL)
+    assert (ended.slots[MODEL].running, ended.slots[MODEL].tokens_used) == (1, 40)
+    assert fleet.released(ended, "a.1") is ended
+
+
+def test_whoever_stands_in_line_takes_the_place_of_what_has_ended() -> None:
+    busy = fleet.accepted(fleet.held(view(), "a.1", Hold(MODEL, 10)), "a.1")
+    ended = fleet.released(fleet.beaten(busy, beat(2, slots=(slot(running=4, waiting=2),)), 1.0), "a.1")
+    assert (ended.slots[MODEL].running, ended.slots[MODEL].waiting) == (4, 1)
+
+
+def test_an_operators_order_to_drain_outlives_beats_and_connections_until_it_is_taken_back() -> None:
+    told = fleet.drain_ordered(view(), True)
+    assert told.draining
+    again = fleet.beaten(fleet.registered(register(), 2, 2.0, told), beat(1), 2.0)
+    assert again.draining
+    back = fleet.drain_ordered(again, False)
+    assert not back.draining
+    assert not fleet.beaten(back, beat(2), 3.0).draining
+
+
+def test_taking_back_an_order_that_was_not_given_leaves_the_providers_own_word() -> None:
+    draining = fleet.beaten(view(), beat(2, status="draining"), 1.0)
+    assert fleet.drain_ordered(draining, False).draining
+
+
+def test_a_breaker_outlives_a_connection_and_ends_with_a_success() -> None:
+    failing = fleet.failed(view(), MODEL, Breaker(5, 0.0, 10.0))
+    again = fleet.registered(register(), 2, 2.0, fleet.disconnected(failing, 1.0))
+    assert again.breakers == failing.breakers
+    assert fleet.succeeded(again, MODEL).breakers == {}
+    assert fleet.succeeded(again, "other") is again

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import fleet
+from coordinator.breaker import Breaker
 from coordinator.config import Timings
 from coordinator.cooldown import Capacity, Cooldown
 from coordinator.fleet import Hold, ProviderView
@@ -45,6 +46,7 @@ def chosen(*views: ProviderView, request: Request = SMALL, now_s: float = 0.0, s
         (view("p1", slot(state="unloading"), memory=memory(free_for_load_bytes=GIB)), Reason.MEMORY_CAP),
         (view(draining=True), Reason.DRAINING),
         (view(cooldowns={MODEL: COOLING}), Reason.COOLING),
+        (view(breakers={MODEL: Breaker(5, failed_s=-1.0, until_s=4.0)}), Reason.BREAKER_OPEN),
         (view("p0"), Reason.TRIED),
         (view("p1", slot(tokens_max=100, tokens_used=95), full_until_s={MODEL: 1.0}), Reason.NO_KV_ROOM),
         (view("p1", slot(running=3, waiting=1), full_until_s={MODEL: 1.0}), Reason.QUEUE_FULL),
