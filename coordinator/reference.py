@@ -7,13 +7,13 @@ from typing import Protocol
 
 from coordinator import log
 from coordinator.errors import StoreDown
-from coordinator.store.records import MemoryTables
+from coordinator.store.records import DesiredList, MemoryTables
 from provider.protocol import DesiredModels
 
 
 class Source(Protocol):
     async def memory_tables(self) -> MemoryTables: ...
-    async def desired_models(self) -> DesiredModels | None: ...
+    async def desired(self) -> DesiredList | None: ...
 
 
 class Reference:
@@ -24,14 +24,21 @@ class Reference:
         self._source = source
         self._publish = publish
         self.tables = MemoryTables({}, {})
+        self.desired: DesiredList | None = None
 
     async def read(self) -> None:
         """Raises StoreDown, and then nothing has changed."""
         tables = await self._source.memory_tables()
-        desired = await self._source.desired_models()
+        desired = await self._source.desired()
         self.tables = tables
         if desired is not None:
-            self._publish(desired)
+            self.desire(desired)
+
+    def desire(self, desired: DesiredList) -> None:
+        """Of two lists the one of the higher revision stays."""
+        if self.desired is None or desired.revision >= self.desired.revision:
+            self.desired = desired
+            self._publish(desired.message)
 
     async def run(self, every_s: float) -> None:
         """For ever; the boundary of each reading."""

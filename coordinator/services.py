@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from coordinator import log
@@ -24,7 +24,6 @@ from provider.protocol import Register
 STALLED_AFTER_S = 10 * WATCH_EVERY_S
 UP = "up"
 """The name of the tokens that `darkbloom-py up` makes at each start."""
-TOUCH_AFTER = timedelta(minutes=1)
 
 
 class Health(StrEnum):
@@ -71,7 +70,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         services = _wire(settings, store)
         await services.reference.read()
         refreshing = services.reference.run(settings.timings.reference_s)
-        for endless in (services.hub.watch(), services.recorder.run(), refreshing):
+        for endless in (services.hub.watch(), services.recorder.run(), services.keys.run(), refreshing):
             stack.push_async_callback(_stop, asyncio.create_task(endless))
         try:
             yield services
@@ -85,9 +84,7 @@ def _wire(settings: Settings, store: Store) -> Services:
         recorder.add(_sighting(message))
 
     def used(token: Token) -> None:
-        now = datetime.now(UTC)
-        if token.last_used_at is None or now - token.last_used_at > TOUCH_AFTER:
-            recorder.add(Touch(token.id, now))
+        recorder.add(Touch(token.id, datetime.now(UTC)))
 
     hub = Hub(settings.timings, time.monotonic, seen)
     recorder = Recorder(store.write, hub.metrics)
@@ -101,7 +98,7 @@ def _wire(settings: Settings, store: Store) -> Services:
         lambda: datetime.now(UTC),
         random.Random(),
     )
-    keys = KeyRing(store.token_with_hash, time.monotonic, used, settings.timings.key_fresh_s)
+    keys = KeyRing(store.live_tokens, time.monotonic, used, settings.timings.key_fresh_s)
     return Services(settings, store, keys, hub, dispatcher, recorder, reference)
 
 

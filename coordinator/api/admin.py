@@ -16,14 +16,17 @@ from coordinator.api.errors import Refusal
 from coordinator.api.fleet import provider_named
 from coordinator.orders import Awaited, End, Order, Outcome, failure_code, lacked_memory
 from coordinator.services import Services
-from coordinator.store.records import Token, TokenKind
+from coordinator.store.records import Desired, DesiredList, Pool, Token, TokenKind
 from provider.api.wire import Failure, memory_refused, model_not_found, unavailable
-from provider.protocol import DesiredModel, DesiredModels, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
+from provider.protocol import DesiredModel, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
 
 router = APIRouter(responses={"default": {"description": "An error, in OpenAI's form."}})
 Operator = Annotated[Token, Depends(requires(TokenKind.ADMIN))]
 Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 MAX_DESIRED = 1000
+MAX_POOLS = 100
+EVERYBODY = "*"
+Warm = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class _Body(BaseModel):
@@ -44,17 +47,42 @@ class Prefetch(_Body):
     digest: Text | None = None
 
 
-class Desired(_Body):
+class PoolOrder(_Body):
+    """`providers` is a glob over the names of providers."""
+
+    providers: Text
+    min_warm: Warm
+
+
+class DesiredModelOrder(_Body):
+    """`min_warm` is of the whole fleet: one pool of everybody."""
+
     id: Text
     source: Text
     digest: Text | None = None
-
-
-class DesiredList(_Body):
-    models: list[Desired] = Field(max_length=MAX_DESIRED)
+    min_warm: Warm = 0
+    pools: list[PoolOrder] = Field(default_factory=list, max_length=MAX_POOLS)
 
     @model_validator(mode="after")
-    def _once(self) -> "DesiredList":
+    def _pools_apart(self) -> "DesiredModelOrder":
+        if self.min_warm and self.pools:
+            raise ValueError("min_warm and pools: give one of them")
+        if len({pool.providers for pool in self.pools}) < len(self.pools):
+            raise ValueError("pools: the same providers come twice")
+        return self
+
+    @property
+    def desired(self) -> Desired:
+        told = self.pools or ([PoolOrder(providers=EVERYBODY, min_warm=self.min_warm)] if self.min_warm else [])
+        pools = tuple(Pool(pool.providers, pool.min_warm) for pool in told)
+        return Desired(DesiredModel(id=self.id, source=self.source, digest=self.digest), pools)
+
+
+class DesiredOrder(_Body):
+    models: list[DesiredModelOrder] = Field(max_length=MAX_DESIRED)
+
+    @model_validator(mode="after")
+    def _once(self) -> "DesiredOrder":
         if len({one.id for one in self.models}) < len(self.models):
             raise ValueError("models: an id comes twice")
         return self
@@ -109,24 +137,29 @@ async def prefetch(request: Request, provider: str, _: Operator) -> Response:
 @router.get("/v1/admin/desired-models")
 async def desired_models(request: Request, _: Operator) -> dict[str, Any]:
     """Revision 0: none has ever been set."""
-    return _desired(await services_of(request).store.desired_models())
+    return _desired(await services_of(request).store.desired())
 
 
-@router.put("/v1/admin/desired-models", openapi_extra=described(DesiredList))
+@router.put("/v1/admin/desired-models", openapi_extra=described(DesiredOrder))
 async def desire(request: Request, operator: Operator) -> dict[str, Any]:
-    """Replace the list, and tell every provider: a provider obeys the highest revision that it has heard of."""
-    wanted = await read(request, DesiredList)
+    """Replace the list, and tell every provider: a provider obeys the highest revision that it has heard of. Of a model
+    with `min_warm` so many providers are kept loaded."""
+    wanted = await read(request, DesiredOrder)
     services = services_of(request)
-    models = [DesiredModel(id=one.id, source=one.source, digest=one.digest) for one in wanted.models]
-    made = await services.store.desire(models, operator.id, datetime.now(UTC))
-    services.hub.desire(made)
+    made = await services.store.desire([one.desired for one in wanted.models], operator.id, datetime.now(UTC))
+    services.reference.desire(made)
     return {"revision": made.revision}
 
 
-def _desired(desired: DesiredModels | None) -> dict[str, Any]:
+def _desired(desired: DesiredList | None) -> dict[str, Any]:
     if desired is None:
         return {"revision": 0, "models": []}
-    return {"revision": desired.revision, "models": [one.model_dump() for one in desired.models]}
+    return {"revision": desired.revision, "models": [_desired_model(one) for one in desired.models]}
+
+
+def _desired_model(desired: Desired) -> dict[str, Any]:
+    pools = [{"providers": pool.providers, "min_warm": pool.min_warm} for pool in desired.pools]
+    return {**desired.model.model_dump(), "pools": pools}
 
 
 async def _ordered(services: Services, provider: str, order: Awaited, within_s: float | None) -> Response:

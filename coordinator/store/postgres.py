@@ -1,19 +1,25 @@
 """Every query of the coordinator. Rows become frozen values before they leave."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, RowMapping, func, make_url, or_, select, text, update
+from sqlalchemy import ColumnElement, RowMapping, func, make_url, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from coordinator.errors import BadConfiguration, StoreDown
+from coordinator.store import desired, report
 from coordinator.store.records import (
+    UNLIMITED,
+    Desired,
+    DesiredList,
+    Grouping,
+    KeyLimits,
     MemoryTables,
     Record,
     Residency,
@@ -22,18 +28,10 @@ from coordinator.store.records import (
     TokenKind,
     Touch,
     Usage,
+    UsageSum,
 )
-from coordinator.store.tables import (
-    DesiredModelRow,
-    DesiredRevisionRow,
-    FloorRow,
-    ProviderRow,
-    ResidencyRow,
-    TokenRow,
-    UsageRow,
-)
+from coordinator.store.tables import FloorRow, ProviderRow, ResidencyRow, TokenRow, UsageRow
 from provider.memory.floors import Floor
-from provider.protocol import DesiredModel, DesiredModels
 
 CONNECT_TIMEOUT_S = 3
 ANSWER_TIMEOUT_S = 5
@@ -69,28 +67,30 @@ class Store:
     async def close(self) -> None:
         await self._engine.dispose()
 
-    async def token_with_hash(self, sha256: bytes) -> Token | None:
-        """The live token of that hash."""
-        query = select(TokenRow.__table__).where(TokenRow.sha256 == sha256, TokenRow.revoked_at.is_(None))
+    async def live_tokens(self, hashes: Collection[bytes]) -> dict[bytes, Token]:
+        """Those of the hashes that belong to a live token, by hash."""
+        query = select(TokenRow.__table__).where(TokenRow.sha256.in_(hashes), TokenRow.revoked_at.is_(None))
         async with self._transaction() as connection:
-            row = (await connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _token(row)
+            rows = (await connection.execute(query)).mappings().all()
+        return {bytes(row["sha256"]): _token(row) for row in rows}
 
     async def tokens(self) -> list[Token]:
         async with self._transaction() as connection:
             rows = await connection.execute(select(TokenRow.__table__).order_by(TokenRow.id))
             return [_token(row) for row in rows.mappings()]
 
-    async def add_token(self, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:
+    async def add_token(
+        self, kind: TokenKind, name: str, sha256: bytes, now: datetime, limits: KeyLimits = UNLIMITED
+    ) -> Token:
         async with self._transaction() as connection:
-            return await _add_token(connection, kind, name, sha256, now)
+            return await _add_token(connection, kind, name, sha256, now, limits)
 
     async def replace_token(self, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:
         """The only live token of that kind and name from now on."""
         same = (TokenRow.kind == kind.value) & (TokenRow.name == name) & (TokenRow.sha256 != sha256)
         async with self._transaction() as connection:
             await _revoke(connection, same, now)
-            return await _add_token(connection, kind, name, sha256, now)
+            return await _add_token(connection, kind, name, sha256, now, UNLIMITED)
 
     async def revoke_tokens(self, name_or_id: str, now: datetime) -> list[Token]:
         """The live tokens of that name or id, now revoked."""
@@ -114,22 +114,20 @@ class Store:
             {row["model_id"]: _floor(row) for row in floors}, {row["model_id"]: _residency(row) for row in residency}
         )
 
-    async def desired_models(self) -> DesiredModels | None:
+    async def desired(self) -> DesiredList | None:
         """The list of the highest revision; None when there has never been one."""
         async with self._transaction() as connection:
-            return await _desired(connection)
+            return await desired.current(connection)
 
-    async def desire(self, models: Sequence[DesiredModel], token_id: int, now: datetime) -> DesiredModels:
+    async def desire(self, models: Sequence[Desired], token_id: int, now: datetime) -> DesiredList:
         """That list with its revision: the next, or the same again when nothing has changed."""
         async with self._transaction() as connection:
-            # Two coordinators that change it at once get two revisions, one after the other.
-            await connection.execute(text("lock table desired_revisions in exclusive mode"))
-            current = await _desired(connection)
-            if current is not None and current.models == list(models):
-                return current
-            made = DesiredModels(revision=1 if current is None else current.revision + 1, models=list(models))
-            await _write_desired(connection, made, token_id, now)
-        return made
+            return await desired.replace(connection, models, token_id, now)
+
+    async def usage(self, since: datetime, until: datetime, by: Collection[Grouping]) -> list[UsageSum]:
+        """Of the jobs that ended in [since, until), in the order of day, key and model."""
+        async with self._transaction() as connection:
+            return await report.usage(connection, since, until, by)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -158,6 +156,11 @@ def _token(row: object) -> Token:
         created_at=values["created_at"],
         revoked_at=values["revoked_at"],
         last_used_at=values["last_used_at"],
+        limits=KeyLimits(
+            models=None if values["models"] is None else frozenset(values["models"]),
+            requests_per_minute=values["requests_per_minute"],
+            tokens_per_minute=values["tokens_per_minute"],
+        ),
     )
 
 
@@ -169,26 +172,18 @@ def _residency(row: RowMapping) -> Residency:
     return Residency(row["resident_bytes"], row["basis"], row["since_release"])
 
 
-async def _desired(connection: AsyncConnection) -> DesiredModels | None:
-    revision = await connection.scalar(select(func.max(DesiredRevisionRow.revision)))
-    if revision is None:
-        return None
-    query = select(DesiredModelRow.__table__).where(DesiredModelRow.revision == revision)
-    rows = (await connection.execute(query.order_by(DesiredModelRow.position))).mappings()
-    models = [DesiredModel(id=row["model_id"], source=row["source"], digest=row["digest"]) for row in rows]
-    return DesiredModels(revision=revision, models=models)
-
-
-async def _write_desired(connection: AsyncConnection, made: DesiredModels, token_id: int, now: datetime) -> None:
-    await connection.execute(insert(DesiredRevisionRow).values(revision=made.revision, token_id=token_id, made_at=now))
-    for position, model in enumerate(made.models):
-        values = {"model_id": model.id, "source": model.source, "digest": model.digest}
-        await connection.execute(insert(DesiredModelRow).values(revision=made.revision, position=position, **values))
-
-
-async def _add_token(connection: AsyncConnection, kind: TokenKind, name: str, sha256: bytes, now: datetime) -> Token:
-    """A secret that is already known is made live again, under this name."""
-    values = {"kind": kind.value, "name": name, "revoked_at": None}
+async def _add_token(
+    connection: AsyncConnection, kind: TokenKind, name: str, sha256: bytes, now: datetime, limits: KeyLimits
+) -> Token:
+    """A secret that is already known is made live again, under this name and with these limits."""
+    values = {
+        "kind": kind.value,
+        "name": name,
+        "revoked_at": None,
+        "models": None if limits.models is None else sorted(limits.models),
+        "requests_per_minute": limits.requests_per_minute,
+        "tokens_per_minute": limits.tokens_per_minute,
+    }
     statement = insert(TokenRow).values(**values, sha256=sha256, created_at=now)
     upsert = statement.on_conflict_do_update(index_elements=[TokenRow.sha256], set_=values)
     row = await connection.execute(upsert.returning(TokenRow.__table__))

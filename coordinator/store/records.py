@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from enum import StrEnum
 
 from provider.memory.floors import Floor
+from provider.protocol import DesiredModel, DesiredModels
 
 
 class TokenKind(StrEnum):
@@ -22,6 +23,21 @@ class JobOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What an API key may use; None: no such limit. The rates are each coordinator's own, not the fleet's."""
+
+    models: frozenset[str] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def allow(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+UNLIMITED = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """A key without its secret, of which only the SHA-256 is stored."""
 
@@ -31,6 +47,7 @@ class Token:
     created_at: datetime
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
+    limits: KeyLimits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +109,56 @@ class MemoryTables:
 
     floors: Mapping[str, Floor]
     residency: Mapping[str, Residency]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Of the providers whose names match the glob, so many shall hold the model loaded."""
+
+    providers: str
+    min_warm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """A model that every provider shall be able to serve, and where it shall be kept loaded."""
+
+    model: DesiredModel
+    pools: tuple[Pool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredList:
+    revision: int
+    models: tuple[Desired, ...]
+
+    @property
+    def message(self) -> DesiredModels:
+        """What providers are told: where a model is kept loaded is the coordinators' business."""
+        return DesiredModels(revision=self.revision, models=[one.model for one in self.models])
+
+
+class Grouping(StrEnum):
+    """What a report of usage can be broken down by. Days are UTC, of the end of a job."""
+
+    KEY = "key"
+    MODEL = "model"
+    DAY = "day"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """The jobs of one group; what the report is not broken down by is None. `key_name` None: the key's row is gone."""
+
+    key_id: int | None
+    key_name: str | None
+    model: str | None
+    day: date | None
+    requests: int
+    completed: int
+    failed: int
+    cancelled: int
+    prompt_tokens: int
+    completion_tokens: int
+    parks: int
+    recomputes: int

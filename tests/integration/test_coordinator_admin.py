@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.keys import new_secret
 from coordinator.store.postgres import Store
+from coordinator.store.records import Desired
 from provider.protocol import (
     DesiredModel,
     DesiredModels,
@@ -38,6 +39,7 @@ from tests.integration.coordinator_harness import (
     provider,
     registration,
     slot,
+    uuid_of,
     with_timings,
 )
 
@@ -111,7 +113,7 @@ def test_a_load_is_answered_with_what_came_of_it(postgres: str) -> None:
                 if why is None:
                     assert (got.status_code, got.json()) == (
                         code,
-                        {"provider": "p1", "model": OTHER, "status": "loaded"},
+                        {"provider": uuid_of("p1"), "model": OTHER, "status": "loaded"},
                     )
                 else:
                     assert error_of(got) == (code, why)
@@ -159,7 +161,7 @@ def test_an_unload_is_done_when_no_slot_is_left(postgres: str) -> None:
             done, _ = await asyncio.wait({asked}, timeout=0.1)
             assert not done
             await played.beat(slots=[slot()])
-            assert (await asked).json() == {"provider": "p1", "model": OTHER, "status": "unloaded"}
+            assert (await asked).json() == {"provider": uuid_of("p1"), "model": OTHER, "status": "unloaded"}
             assert error_of(await client.post(path, json={"model": "nobody's"})) == (404, "model_not_found")
 
     asyncio.run(scene())
@@ -233,7 +235,8 @@ def test_desired_models_reach_everyone_now_and_at_registration(postgres: str) ->
         async with coordinator(postgres, keep_desired=True) as running, provider(running) as played:
             assert (await played.hears(DesiredModels)).revision == 4
             async with running.client(running.admin_key) as client:
-                assert (await client.get(path)).json() == {"revision": 4, "models": LISTS[0]}
+                listed = [{**model, "pools": []} for model in LISTS[0]]
+                assert (await client.get(path)).json() == {"revision": 4, "models": listed}
 
     asyncio.run(scene())
 
@@ -243,14 +246,15 @@ def test_what_another_coordinator_has_set_is_passed_on(postgres: str) -> None:
         timings = with_timings(reference_s=0.05)
         async with coordinator(postgres, timings) as running, provider(running) as played:
             store = Store(postgres)
-            for models in ([DesiredModel(id="a", source="s")], []):
+            for models in ([Desired(DesiredModel(id="a", source="s"))], []):
                 made = await store.desire(models, 1, datetime.now(UTC))
-                assert await played.hears(DesiredModels, made.revision) == made
+                assert await played.hears(DesiredModels, made.revision) == made.message
             await store.close()
 
     asyncio.run(scene())
 
 
+POOL = {"providers": "mac-*", "min_warm": 2}
 BAD: list[tuple[str, str, Any]] = [
     ("POST", "/v1/admin/providers/p1/load", {}),
     ("POST", "/v1/admin/providers/p1/load", {"model": ""}),
@@ -263,6 +267,10 @@ BAD: list[tuple[str, str, Any]] = [
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a"}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s"}, {"id": "a", "source": "t"}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": str(n), "source": "s"} for n in range(1001)]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "min_warm": -1}]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "pools": [{"providers": "*"}]}]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "min_warm": 1, "pools": [POOL]}]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "pools": [POOL, POOL]}]}),
 ]
 
 

@@ -18,11 +18,21 @@ from coordinator.hub import Hub
 from coordinator.keys import hashed, new_secret
 from coordinator.recorder import Recorder
 from coordinator.store.postgres import Store, driver_url
-from coordinator.store.records import JobOutcome, MemoryTables, Sighting, TokenKind, Touch, Usage
+from coordinator.store.records import (
+    Desired,
+    DesiredList,
+    JobOutcome,
+    MemoryTables,
+    Pool,
+    Sighting,
+    TokenKind,
+    Touch,
+    Usage,
+)
 from coordinator.store.schema import migrate, migrations
 from coordinator.store.tables import Base
 from provider.memory.floors import SHIPPED_FLOORS, SHIPPED_RESIDENCY_BYTES
-from provider.protocol import DesiredModel, DesiredModels
+from provider.protocol import DesiredModel
 from tests.integration.coordinator_harness import new_database, postgres, rows
 
 __all__ = ["postgres"]
@@ -84,14 +94,12 @@ def test_tokens_are_found_by_hash_until_revoked(postgres: str) -> None:
         store = Store(postgres)
         secret = new_secret()
         made = await store.add_token(TokenKind.API, "one", hashed(secret), NOW)
-        assert await store.token_with_hash(hashed(secret)) == made
-        assert await store.token_with_hash(hashed(new_secret())) is None
+        assert await store.live_tokens([hashed(secret), hashed(new_secret())]) == {hashed(secret): made}
         await store.write([Touch(made.id, NOW), Touch(made.id, NOW - timedelta(hours=1))])
-        found = await store.token_with_hash(hashed(secret))
-        assert found is not None
+        (found,) = (await store.live_tokens([hashed(secret)])).values()
         assert found.last_used_at == NOW
         assert [token.id for token in await store.revoke_tokens(str(made.id), NOW)] == [made.id]
-        assert await store.token_with_hash(hashed(secret)) is None
+        assert await store.live_tokens([hashed(secret)]) == {}
         assert await store.revoke_tokens("one", NOW) == []
         assert await store.revoke_tokens("9" * 30, NOW) == []
         await store.close()
@@ -105,8 +113,7 @@ def test_replacing_a_token_twice_with_one_secret_keeps_it(postgres: str) -> None
         first, second = hashed(new_secret()), hashed(new_secret())
         for sha256 in (first, second, second):
             await store.replace_token(TokenKind.API, "up", sha256, NOW)
-        assert await store.token_with_hash(first) is None
-        assert await store.token_with_hash(second) is not None
+        assert list(await store.live_tokens([first, second])) == [second]
         await store.close()
 
     asyncio.run(scene())
@@ -168,25 +175,34 @@ def test_the_migrated_tables_are_what_the_provider_ships(postgres: str) -> None:
 def test_desired_models_have_a_revision_that_only_rises(postgres: str) -> None:
     database = new_database(postgres)
     migrate(database)
-    one = [DesiredModel(id="b", source="/b"), DesiredModel(id="a", source="hub/a", digest="d")]
+    pools = (Pool("gpu-*", 1), Pool("mac-*", 2))
+    one = (wanted("b", "/b"), Desired(DesiredModel(id="a", source="hub/a", digest="d"), pools))
 
     async def scene() -> None:
         store = Store(database)
-        assert await store.desired_models() is None
-        assert await store.desire(one, 1, NOW) == DesiredModels(revision=1, models=one)
-        assert await store.desire(one, 1, NOW) == DesiredModels(revision=1, models=one)
+        assert await store.desired() is None
+        assert await store.desire(one, 1, NOW) == DesiredList(1, one)
+        assert await store.desire(one, 1, NOW) == DesiredList(1, one)
+        otherwise = (one[0], Desired(one[1].model, pools[::-1]))
+        assert (await store.desire(otherwise, 1, NOW)).revision == 1
         assert (await store.desire([], 1, NOW)).revision == 2
-        assert await store.desired_models() == DesiredModels(revision=2, models=[])
+        assert await store.desired() == DesiredList(2, ())
         assert (await store.desire(one, 1, NOW)).revision == 3
-        assert await store.desired_models() == DesiredModels(revision=3, models=one)
-        lists = [[DesiredModel(id=f"m{number}", source="x")] for number in range(4)]
+        assert await store.desired() == DesiredList(3, one)
+        fewer = (one[0], Desired(one[1].model, pools[:1]))
+        assert (await store.desire(fewer, 1, NOW)).revision == 4
+        lists = [[wanted(f"m{number}", "x")] for number in range(4)]
         made = await asyncio.gather(*(store.desire(each, 1, NOW) for each in lists))
-        assert sorted(each.revision for each in made) == [4, 5, 6, 7]
+        assert sorted(each.revision for each in made) == [5, 6, 7, 8]
         last = max(made, key=lambda each: each.revision)
-        assert await store.desired_models() == last
+        assert await store.desired() == last
         await store.close()
 
     asyncio.run(scene())
+
+
+def wanted(id: str, source: str) -> Desired:
+    return Desired(DesiredModel(id=id, source=source))
 
 
 def test_a_database_that_is_away_is_store_down() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from coordinator.errors import StoreDown
 from coordinator.reference import Reference
-from coordinator.store.records import MemoryTables
+from coordinator.store.records import DesiredList, MemoryTables
 from provider.protocol import DesiredModels
 from tests.unit.coordinator.views import TABLES
 
@@ -14,7 +14,7 @@ class Source:
 
     def __init__(self) -> None:
         self.tables = TABLES
-        self.desired: DesiredModels | None = None
+        self.listed: DesiredList | None = None
         self.error: Exception | None = None
         self.reads = 0
 
@@ -24,8 +24,8 @@ class Source:
             raise self.error
         return self.tables
 
-    async def desired_models(self) -> DesiredModels | None:
-        return self.desired
+    async def desired(self) -> DesiredList | None:
+        return self.listed
 
 
 def test_what_was_read_last_stays_while_the_store_is_away() -> None:
@@ -35,14 +35,17 @@ def test_what_was_read_last_stays_while_the_store_is_away() -> None:
     async def scene() -> None:
         await reference.read()
         assert (reference.tables, published) == (TABLES, [])
-        source.tables, source.desired = MemoryTables({}, {}), DesiredModels(revision=3, models=[])
+        source.tables, source.listed = MemoryTables({}, {}), DesiredList(3, ())
         source.error = StoreDown("away")
         with pytest.raises(StoreDown):
             await reference.read()
         assert (reference.tables, published) == (TABLES, [])
         source.error = None
         await reference.read()
-        assert (reference.tables, published) == (source.tables, [source.desired])
+        assert (reference.tables, published) == (source.tables, [source.listed.message])
+        assert reference.desired == source.listed
+        reference.desire(DesiredList(2, ()))
+        assert reference.desired == source.listed
 
     asyncio.run(scene())
 
