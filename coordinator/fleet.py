@@ -198,6 +198,12 @@ def told(view: ProviderView, message: Progress, now_s: float) -> ProviderView:
             return replace(view, prefetches=_noted(view.prefetches, message, now_s))
 
 
+def places(max_concurrency: int) -> int:
+    """Requests that a provider is sent at a time: those it runs, and a few in line behind them, so that none of its
+    slots stands empty while word of it travels. Everyone else waits here, where any provider may take them."""
+    return max_concurrency + max_concurrency // 4
+
+
 def presence(view: ProviderView, now_s: float, timings: Timings) -> Presence:
     silence_s = now_s - view.heard_s
     if silence_s >= timings.lost_after_s:

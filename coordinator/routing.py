@@ -7,8 +7,8 @@ from enum import IntEnum, StrEnum
 
 from coordinator import mirror
 from coordinator.config import Timings
-from coordinator.fleet import Hold, Presence, ProviderView, presence
-from coordinator.mirror import ColdLoad, TooLong
+from coordinator.fleet import Hold, Presence, ProviderView, places, presence
+from coordinator.mirror import CONCURRENT, ColdLoad, TooLong
 from coordinator.store.records import MemoryTables
 from provider.protocol import ModelAd, Slot
 
@@ -39,7 +39,7 @@ class Reason(StrEnum):
     NO_KV_ROOM = "no_kv_room"
     """Full, and it is the KV pool that lacks room."""
     QUEUE_FULL = "queue_full"
-    """Full, and it is the slots that are taken."""
+    """Full, and it is the slots that are taken, and the few places in line behind them."""
 
     @property
     def nearness(self) -> int:
@@ -158,11 +158,11 @@ def judge(request: Request, view: ProviderView, now_s: float, timings: Timings, 
     if reason is not None:
         return reason
     slot = view.slots.get(request.model)
-    crowded = _crowded(request, view, slot)
-    if crowded is not None and now_s < view.full_until_s.get(request.model, now_s):
-        return crowded
+    full = _full(request, view, slot, now_s)
+    if full is not None:
+        return full
     return Cost(
-        busy=crowded is not None,
+        busy=_in_line(request, view, slot),
         readiness=_readiness(view, ad, slot),
         parking=slot is not None and slot.parked > 0,
         load=_at_work(request.model, view, slot) / _slots(slot),
@@ -225,17 +225,34 @@ def _beyond(request: Request, views: Collection[ProviderView], tables: MemoryTab
     return Beyond(reason, max(mirror.longest_prompt(view, ad, tables) for view, ad in serving))
 
 
-def _crowded(request: Request, view: ProviderView, slot: Slot | None) -> Reason | None:
-    """The provider would let the request wait. What it has not told (0) does not count against it."""
+def _full(request: Request, view: ProviderView, slot: Slot | None, now_s: float) -> Reason | None:
+    """What it has not told (0) does not count against it."""
+    if now_s < view.full_until_s.get(request.model, now_s):
+        return Reason.QUEUE_FULL
     if slot is None:
-        return None
-    wanted = slot.tokens_used + slot.tokens_queued + _held_tokens(request.model, view) + request.prompt_tokens
-    # A prompt that never fits is for the provider to refuse, with the numbers.
-    if slot.tokens_max and request.prompt_tokens <= slot.tokens_max < wanted:
+        return Reason.QUEUE_FULL if _at_work(request.model, view, slot) >= places(CONCURRENT) else None
+    # A prompt that never fits is for the provider to refuse, with the numbers. One that fits later stands in line there.
+    if slot.tokens_max and request.prompt_tokens <= slot.tokens_max <= _claimed(request, view, slot):
         return Reason.NO_KV_ROOM
-    if slot.max_concurrency and _at_work(request.model, view, slot) >= slot.max_concurrency:
+    if slot.max_concurrency and _at_work(request.model, view, slot) >= places(slot.max_concurrency):
         return Reason.QUEUE_FULL
     return None
+
+
+def _in_line(request: Request, view: ProviderView, slot: Slot | None) -> bool:
+    """Whether it would have to wait at the provider."""
+    if slot is None:
+        return False
+    if (
+        slot.tokens_max
+        and request.prompt_tokens <= slot.tokens_max < _claimed(request, view, slot) + request.prompt_tokens
+    ):
+        return True
+    return 0 < slot.max_concurrency <= _at_work(request.model, view, slot)
+
+
+def _claimed(request: Request, view: ProviderView, slot: Slot) -> int:
+    return slot.tokens_used + slot.tokens_queued + _held_tokens(request.model, view)
 
 
 def _at_work(model: str, view: ProviderView, slot: Slot | None) -> int:

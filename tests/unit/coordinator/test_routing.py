@@ -48,8 +48,9 @@ def chosen(*views: ProviderView, request: Request = SMALL, now_s: float = 0.0, s
         (view(cooldowns={MODEL: COOLING}), Reason.COOLING),
         (view(breakers={MODEL: Breaker(5, failed_s=-1.0, until_s=4.0)}), Reason.BREAKER_OPEN),
         (view("p0"), Reason.TRIED),
-        (view("p1", slot(tokens_max=100, tokens_used=95), full_until_s={MODEL: 1.0}), Reason.NO_KV_ROOM),
-        (view("p1", slot(running=3, waiting=1), full_until_s={MODEL: 1.0}), Reason.QUEUE_FULL),
+        (view("p1", slot(tokens_max=100, tokens_used=95, tokens_queued=5)), Reason.NO_KV_ROOM),
+        (view("p1", slot(running=4, waiting=1)), Reason.QUEUE_FULL),
+        (view("p1", slot(running=3), full_until_s={MODEL: 1.0}), Reason.QUEUE_FULL),
     ],
 )
 def test_each_reason_is_given_for_its_cause(seen: ProviderView, reason: Reason) -> None:
@@ -85,8 +86,10 @@ def test_warm_goes_before_cold_and_room_before_both() -> None:
     assert chosen(cold, view("warm", slot(running=4))) == "cold"
 
 
-def test_a_busy_provider_is_chosen_when_there_is_no_other() -> None:
-    busy = view("a", slot(running=4, waiting=9))
+def test_a_few_may_stand_in_line_at_a_provider_when_there_is_no_other() -> None:
+    assert chosen(view("a", slot(running=4, waiting=1))) is Reason.QUEUE_FULL
+    assert chosen(view("a", slot(running=8, waiting=1, max_concurrency=8))) == "a"
+    busy = view("a", slot(running=4))
     assert chosen(busy) == "a"
     assert chosen(busy, view("b", slot(running=3))) == "b"
     assert chosen(fleet.full(busy, MODEL, until_s=5.0)) is Reason.QUEUE_FULL
@@ -106,7 +109,7 @@ def test_tokens_that_we_have_just_sent_take_kv_room() -> None:
 
 
 def test_nobody_is_refused_for_an_estimate() -> None:
-    seen = view("a", slot(tokens_max=100, tokens_used=90), full_until_s={MODEL: 1.0})
+    seen = view("a", slot(tokens_max=100, tokens_used=90))
     assert chosen(seen, request=Request(MODEL, prompt_tokens=5000)) == "a"
     assert chosen(seen, request=Request(MODEL, prompt_tokens=5000, least_tokens=101)) is Reason.PROMPT_TOO_LONG
 
@@ -130,7 +133,7 @@ def test_what_is_loaded_goes_before_what_loads_before_what_could_be_loaded() -> 
 def test_a_provider_that_cannot_load_is_not_asked_to(bad: float) -> None:
     small = view("small", memory=memory(free_for_load_bytes=bad))
     assert chosen(small) is Reason.MEMORY_CAP
-    assert chosen(small, view("busy", slot(running=4, waiting=9))) == "busy"
+    assert chosen(small, view("busy", slot(running=4))) == "busy"
     assert chosen(view("warm", slot(), memory=memory(free_for_load_bytes=bad))) == "warm"
 
 
