@@ -231,7 +231,7 @@ def _full(request: Request, view: ProviderView, slot: Slot | None, now_s: float)
         return Reason.QUEUE_FULL
     if slot is None:
         return Reason.QUEUE_FULL if _at_work(request.model, view, slot) >= places(CONCURRENT) else None
-    # A prompt that never fits is for the provider to refuse, with the numbers. One that fits later stands in line there.
+    # A prompt that never fits is for the provider to refuse, with the numbers.
     if slot.tokens_max and request.prompt_tokens <= slot.tokens_max <= _claimed(request, view, slot):
         return Reason.NO_KV_ROOM
     if slot.max_concurrency and _at_work(request.model, view, slot) >= places(slot.max_concurrency):
