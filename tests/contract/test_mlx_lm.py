@@ -6,10 +6,12 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 from mlx_lm.models.qwen3_5 import DecoderLayer
+from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
@@ -22,6 +24,7 @@ from tests.test_imports import imports
 BACKEND = Path(__file__).parents[2] / "provider" / "backends" / "mlx"
 
 USED = {
+    ("mlx_lm.models.activations", "swiglu"),
     ("mlx_lm.models.base", "create_causal_mask"),
     ("mlx_lm.models.cache", "KVCache"),
     ("mlx_lm.models.cache", "RotatingKVCache"),
@@ -30,6 +33,7 @@ USED = {
     ("mlx_lm.models.gated_delta", "gated_delta_update"),
     ("mlx_lm.models.gated_delta", "normalize_qk"),
     ("mlx_lm.models.qwen3_5", "DecoderLayer"),
+    ("mlx_lm.models.qwen3_next", "Qwen3NextMLP"),
     ("mlx_lm.models.switch_layers", "SwitchLinear"),
     ("mlx_lm.utils", "load_model"),
 }
@@ -94,6 +98,13 @@ def test_the_model_has_the_parts_the_forward_names(model: nn.Module) -> None:
         assert layer.post_attention_layernorm
         assert layer.mlp
         assert layer.is_linear == hasattr(layer, "linear_attn")
+
+
+def test_a_dense_feed_forward_is_what_the_forward_makes_of_its_parts(model: nn.Module) -> None:
+    mlp = model.language_model.model.layers[0].mlp
+    assert type(mlp) is Qwen3NextMLP
+    x = mx.random.normal((2, 3, 128)).astype(mx.bfloat16)
+    assert mx.array_equal(mlp(x), mlp.down_proj(swiglu(mlp.gate_proj(x), mlp.up_proj(x))))
 
 
 def test_the_recurrent_mixer_has_the_parts_the_forward_names(model: nn.Module) -> None:

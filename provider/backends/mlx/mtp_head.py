@@ -193,7 +193,7 @@ class MtpHead:
             one = queries[row : row + 1]
             outs.append(mx.fast.scaled_dot_product_attention(one, *held, scale=block.self_attn.scale))
         attended = close_attention(block.self_attn, mx.concatenate(outs), gate)
-        y = self._modules.norm(feed_forward(block, mixed + attended))[:, 0]
+        y = self._modules.norm(feed_forward(block, mixed + attended, self._trunk.aside))[:, 0]
         return Guesses(mx.argmax(self._trunk.logits(y), axis=-1).astype(mx.int32), y)
 
     def _mix(self, tokens: mx.array, hidden: mx.array) -> mx.array:

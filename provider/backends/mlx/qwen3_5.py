@@ -11,8 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.activations import swiglu
 from mlx_lm.models.gated_delta import normalize_qk
+from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
+from provider.backends.mlx.aside import Aside
 from provider.backends.mlx.block_cache import BlockCache
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.gated_delta import recur
@@ -47,6 +50,7 @@ class Trunk:
         self._args = self._model.args
         self._layers = self._model.model.layers
         self._dtype = self._model.model.norm.weight.dtype
+        self.aside = Aside()
         if mx.default_device() == mx.Device(mx.cpu):
             lay_out_for_cpu(model, tied_embedding=self._args.tie_word_embeddings)
 
@@ -86,10 +90,10 @@ class Trunk:
         for layer in self._layers:
             normed = layer.input_layernorm(hidden)
             if layer.is_linear:
-                mixed = _recurrence(layer.linear_attn, normed, next(states))
+                mixed = _recurrence(layer.linear_attn, normed, next(states), self.aside)
             else:
-                mixed = _attend_chunk(layer.self_attn, normed, next(caches), mask)
-            hidden = feed_forward(layer, hidden + mixed)
+                mixed = _attend_chunk(layer.self_attn, normed, next(caches), mask, self.aside)
+            hidden = feed_forward(layer, hidden + mixed, self.aside)
         return self._model.model.norm(hidden[0])
 
     def decode(self, cells: Sequence[Cells], slots: Slots, tokens: mx.array, layout: Layout) -> mx.array:
@@ -102,12 +106,13 @@ class Trunk:
             if layer.is_linear:
                 held = slots.layer(recurrence)
                 recur_rows = _recurrence if layout.longest == 1 else _captured_recurrence(layout)
-                mixed = recur_rows(layer.linear_attn, normed, held)
+                mixed = recur_rows(layer.linear_attn, normed, held, self.aside)
                 recurrence += 1
             else:
-                mixed = attend_rows(layer.self_attn, normed, [one.attention[attention] for one in cells], layout)
+                caches = [one.attention[attention] for one in cells]
+                mixed = attend_rows(layer.self_attn, normed, caches, layout, self.aside)
                 attention += 1
-            hidden = feed_forward(layer, hidden + mixed)
+            hidden = feed_forward(layer, hidden + mixed, self.aside)
         return self._model.model.norm(hidden[:, 0])
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -131,35 +136,40 @@ class Trunk:
         ]
 
 
-def feed_forward(layer: Any, hidden: mx.array) -> mx.array:
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+def feed_forward(layer: Any, hidden: mx.array, aside: Aside) -> mx.array:
+    normed = layer.post_attention_layernorm(hidden)
+    if not isinstance(layer.mlp, Qwen3NextMLP):
+        return hidden + layer.mlp(normed)
+    up = aside(lambda: layer.mlp.up_proj(normed))
+    return hidden + layer.mlp.down_proj(swiglu(layer.mlp.gate_proj(normed), up))
 
 
-def _recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
+def _recurrence(mixer: Any, x: mx.array, held: Recurrent, aside: Aside) -> mx.array:
     """Gated delta rule over x [N, T, H]; moves `held` (N rows) on by T positions."""
     length = x.shape[1]
+    gate, decay, beta = aside(lambda: (mixer.in_proj_z(x), mixer.in_proj_a(x), mixer.in_proj_b(x)))
     window = mx.concatenate([held.conv, mixer.in_proj_qkv(x)], axis=1)
     # A gather, not a slice: mx.contiguous may keep the window's buffer, up to 16 KiB more than the ledger counts.
     held.conv = mx.take(window, mx.arange(length, length + mixer.conv_kernel_size - 1), axis=1)
     q, k, v = _convolved(mixer, window)
-    decay, beta = mixer.in_proj_a(x), mixer.in_proj_b(x)
     if length == 1:
         y, (held.state,) = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
     else:
         y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
-    return _gated(mixer, y, x)
+    return _gated(mixer, y, gate)
 
 
-def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent], mx.array]:
+def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent, Aside], mx.array]:
     """As _recurrence, over x [R, 1, H]: step by step, each state is kept and `held` stands still."""
 
-    def recurrence(mixer: Any, x: mx.array, held: Recurrent) -> mx.array:
+    def recurrence(mixer: Any, x: mx.array, held: Recurrent, aside: Aside) -> mx.array:
+        gate, decay, beta = aside(lambda: (mixer.in_proj_z(x), mixer.in_proj_a(x), mixer.in_proj_b(x)))
         window = mx.concatenate([held.conv, layout.by_row(mixer.in_proj_qkv(x))], axis=1)
         q, k, v = _convolved(mixer, window)
-        decay, beta = layout.by_row(mixer.in_proj_a(x)), layout.by_row(mixer.in_proj_b(x))
+        decay, beta = layout.by_row(decay), layout.by_row(beta)
         y, states = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
         held.captured = Captured(window, states)
-        return _gated(mixer, layout.flat(y), x)
+        return _gated(mixer, layout.flat(y), gate)
 
     return recurrence
 
@@ -175,11 +185,10 @@ def _convolved(mixer: Any, window: mx.array) -> tuple[mx.array, mx.array, mx.arr
     return q, k, v.reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
 
 
-def _gated(mixer: Any, y: mx.array, x: mx.array) -> mx.array:
-    """y [N, T, Hv, dv] of x [N, T, H] -> [N, T, H]"""
-    rows, length, _ = x.shape
-    gate = mixer.in_proj_z(x).reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
-    return mixer.out_proj(mixer.norm(y, gate).reshape(rows, length, -1))
+def _gated(mixer: Any, y: mx.array, gate: mx.array) -> mx.array:
+    """y [N, T, Hv, dv], gate [N, T, Hv * dv] -> [N, T, H]"""
+    rows, length, _ = gate.shape
+    return mixer.out_proj(mixer.norm(y, gate.reshape(y.shape)).reshape(rows, length, -1))
 
 
 def queries_and_gate(attention: Any, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array]:
@@ -200,25 +209,28 @@ def keys_and_values(attention: Any, x: mx.array, offset: int | mx.array) -> tupl
     return keys, values.transpose(0, 2, 1, 3)
 
 
-def _attend_chunk(attention: Any, x: mx.array, cache: BlockCache, mask: str | None) -> mx.array:
-    queries, gate = queries_and_gate(attention, x, cache.offset)
+def _attend_chunk(attention: Any, x: mx.array, cache: BlockCache, mask: str | None, aside: Aside) -> mx.array:
+    queries, gate = aside(lambda: queries_and_gate(attention, x, cache.offset))
     held = cache.update_and_fetch(*keys_and_values(attention, x, cache.offset))
     out = mx.fast.scaled_dot_product_attention(queries, *held, scale=attention.scale, mask=mask)
     return close_attention(attention, out, gate)
 
 
-def attend_rows(attention: Any, x: mx.array, caches: Sequence[BlockCache], layout: Layout) -> mx.array:
+def attend_rows(attention: Any, x: mx.array, caches: Sequence[BlockCache], layout: Layout, aside: Aside) -> mx.array:
     """x [R, 1, H]: the positions of each row, each against that row's own keys at its own length."""
     offsets = position_offsets(caches, layout)
-    queries, gate = queries_and_gate(attention, x, offsets)
+    queries, gate = aside(lambda: queries_and_gate(attention, x, offsets))
     keys, values = keys_and_values(attention, x, offsets)
-    outs = []
-    for cache, (begin, width) in zip(caches, layout.spans, strict=True):
+
+    def attended(row: int) -> mx.array:
+        begin, width = layout.spans[row]
         rows = slice(begin, begin + width)
-        held = cache.update_and_fetch(in_time(keys[rows]), in_time(values[rows]))
+        held = caches[row].update_and_fetch(in_time(keys[rows]), in_time(values[rows]))
         mask = "causal" if width > 1 else None
         out = mx.fast.scaled_dot_product_attention(in_time(queries[rows]), *held, scale=attention.scale, mask=mask)
-        outs.append(in_time(out))
+        return in_time(out)
+
+    outs = aside.halved(attended, [cache.offset for cache in caches])
     return close_attention(attention, mx.concatenate(outs), gate)
 
 
