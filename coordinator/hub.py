@@ -35,13 +35,13 @@ from provider.protocol import (
     PrefetchStatus,
     Register,
     Registered,
+    is_uuid,
 )
 
 CLOSE_GOING_AWAY = 1001
 CLOSE_LOST = 4408
 """No heartbeat for 45 s on a socket that is still open."""
 WATCH_EVERY_S = 1.0
-MAX_ID = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Hub:
                 case Register() as message if message.protocol != PROTOCOL_VERSION:
                     link.close(CLOSE_BAD_VERSION, f"this coordinator speaks version {PROTOCOL_VERSION}")
                     return None
-                case Register() as message if not 0 < len(message.provider_id) <= MAX_ID:
+                case Register() as message if not is_uuid(message.provider_id):
                     pending.complain("register: provider_id: must be a UUID")
                 case Register() as message:
                     return self._admit(link, message)

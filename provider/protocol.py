@@ -8,6 +8,7 @@ to warn about, anything else that does not parse is a ProtocolViolation.
 import json
 import math
 from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -331,6 +332,14 @@ def parse_from_provider(frame: str | bytes) -> FromProvider:
 
 def parse_from_coordinator(frame: str | bytes) -> FromCoordinator:
     return _parse(_FROM_COORDINATOR, frame)
+
+
+def is_uuid(text: str) -> bool:
+    """In its canonical form, so that one provider cannot go by two names."""
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def encode(message: Wire) -> str:

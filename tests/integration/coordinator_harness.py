@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -158,7 +159,7 @@ async def coordinator(
 
 async def _tokens(database: str, emptied: str) -> tuple[str, str, str]:
     with psycopg.connect(plain(database)) as connection:
-        connection.execute(f"truncate tokens, usage, providers{emptied}")  # type: ignore[arg-type]
+        connection.execute(f"truncate tokens, usage, providers{emptied} cascade")  # type: ignore[arg-type]
     secrets = (new_secret(), new_secret(), new_secret())
     store = Store(database)
     for kind, secret in zip((TokenKind.API, TokenKind.ADMIN, TokenKind.PROVIDER), secrets, strict=True):
@@ -199,11 +200,19 @@ def slot(model: str = MODEL, **values: Any) -> Slot:
     return Slot.model_validate({"model": model, "state": "idle", "max_concurrency": 4, **values})
 
 
+def uuid_of(name: str) -> str:
+    """The identity of the scripted provider of that name; a UUID is its own."""
+    try:
+        return str(uuid.UUID(name))
+    except ValueError:
+        return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+
+
 def registration(provider_id: str, **values: Any) -> Register:
     return Register.model_validate(
         {
             "protocol": 1,
-            "provider_id": provider_id,
+            "provider_id": uuid_of(provider_id),
             "name": provider_id,
             "version": "0.9.0",
             "backend": "script",

@@ -32,6 +32,7 @@ from tests.integration.coordinator_harness import (
     registration,
     rows,
     slot,
+    uuid_of,
     with_timings,
 )
 
@@ -59,16 +60,16 @@ def test_registration_is_answered_and_shown(postgres: str) -> None:
             resume = [{"request_id": "old.1", "next_seq": 4}]
             async with provider(running, name="mini", resume=resume) as played:
                 welcome = played.registered
-                assert (welcome.provider_id, welcome.heartbeat_s) == ("p1", 5)
+                assert (welcome.provider_id, welcome.heartbeat_s) == (uuid_of("p1"), 5)
                 assert welcome.gone == ["old.1"]
                 shown = await state_of(running, "mini")
-                assert (shown["id"], shown["state"], shown["backend"]) == ("p1", "alive", "script")
+                assert (shown["id"], shown["state"], shown["backend"]) == (uuid_of("p1"), "alive", "script")
                 assert shown["slots"][0]["model"] == MODEL
                 assert shown["models"][0]["routable"]
-            assert (await state_of(running))["state"] == "disconnected"
+            assert (await state_of(running, "mini"))["state"] == "disconnected"
             query = "select provider_id, name, version from providers"
             await asyncio.sleep(0.2)
-            assert await asyncio.to_thread(rows, running.database, query) == [("p1", "mini", "0.9.0")]
+            assert await asyncio.to_thread(rows, running.database, query) == [(uuid_of("p1"), "mini", "0.9.0")]
 
     asyncio.run(scene())
 
@@ -134,8 +135,9 @@ def test_register_comes_first_and_once(postgres: str) -> None:
             async with dialled(running) as socket:
                 await socket.send(encode(heartbeat(1)))
                 assert isinstance(await said(socket), ProtocolErrorMessage)
-                await socket.send(encode(registration("p" * 1000)))
-                assert isinstance(await said(socket), ProtocolErrorMessage)
+                nameless = registration("p1").model_copy(update={"provider_id": "p1"})
+                await socket.send(encode(nameless))
+                assert await said(socket) == ProtocolErrorMessage(message="register: provider_id: must be a UUID")
                 await socket.send(encode(registration("p1")))
                 assert isinstance(await said(socket), Registered)
             async with dialled(running) as socket:

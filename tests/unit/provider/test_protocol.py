@@ -14,6 +14,7 @@ from provider.protocol import (
     Registered,
     UnknownType,
     encode,
+    is_uuid,
     parse_from_coordinator,
     parse_from_provider,
 )
@@ -125,3 +126,19 @@ def test_an_unknown_type_is_told_apart() -> None:
 def test_no_frame_raises_anything_else(frame: str | bytes) -> None:
     with suppress(ProtocolViolation, UnknownType):
         parse_from_provider(frame)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("6f2f6a53-5f0c-4a6b-b8cb-9a4cf5a0a9a1", True),
+        ("6F2F6A53-5F0C-4A6B-B8CB-9A4CF5A0A9A1", False),
+        ("6f2f6a535f0c4a6bb8cb9a4cf5a0a9a1", False),
+        ("{6f2f6a53-5f0c-4a6b-b8cb-9a4cf5a0a9a1}", False),
+        ("p1", False),
+        ("", False),
+        ("\0" * 36, False),
+    ],
+)
+def test_a_provider_goes_by_one_spelling_of_its_uuid(text: str, valid: bool) -> None:
+    assert is_uuid(text) is valid
