@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 from provider.api.output import CallArguments, CallBegun, Content, OutputParser, Piece, Reasoning
+from provider.api.thought import ThoughtCounter
 from provider.api.translation import Chunk, Envelope, Tally, preempt
 from provider.generation import Delta, Finished
+from provider.text import Decode
 
 
 class ChatTranslation:
@@ -19,23 +21,25 @@ class ChatTranslation:
         thinking: bool,
         tools: Mapping[str, Any],
         new_call_id: Callable[[], str],
+        decode: Decode,
     ) -> None:
         self._envelope = envelope
         self._tally = tally
-        self._choices = [_Choice(index, OutputParser(thinking, tools, new_call_id)) for index in range(choices)]
+        self._choices = [_Choice(index, OutputParser(thinking, tools, new_call_id), decode) for index in range(choices)]
 
     @property
     def tally(self) -> Tally:
         return self._tally
 
     def delta(self, index: int, event: Delta) -> list[Chunk]:
-        deltas = self._choices[index].delta(event.text)
+        deltas = self._choices[index].delta(event)
         return [self._chunk(index, delta) for delta in deltas]
 
     def finished(self, index: int, event: Finished) -> list[Chunk]:
         self._tally.add(event)
         choice = self._choices[index]
         chunks = [self._chunk(index, delta) for delta in choice.finish(event)]
+        self._tally.reasoning_tokens += choice.thought_tokens
         last = self._chunk(index, {}, choice.finish_reason)
         return [*chunks, {**last, "preempt": preempt(event.parks, event.recomputes)}]
 
@@ -66,20 +70,27 @@ class ChatTranslation:
 class _Choice:
     """What one sequence has said so far."""
 
-    def __init__(self, index: int, parser: OutputParser) -> None:
+    def __init__(self, index: int, parser: OutputParser, decode: Decode) -> None:
         self._index = index
         self._parser = parser
+        self._thought = ThoughtCounter(parser, decode)
         self._begun = False
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[Chunk] = []
         self.finish_reason: str | None = None
 
-    def delta(self, text: str) -> list[Chunk]:
-        return self._begin() + [self._take(piece) for piece in self._parser.push(text)]
+    @property
+    def thought_tokens(self) -> int:
+        return self._thought.tokens
+
+    def delta(self, event: Delta) -> list[Chunk]:
+        deltas = self._begin() + [self._take(piece) for piece in self._parser.push(event.text)]
+        self._thought.hear(event.token_ids)
+        return deltas
 
     def finish(self, event: Finished) -> list[Chunk]:
-        deltas = self._begin() + [self._take(piece) for piece in self._parser.finish()]
+        deltas = self._begin() + [self._take(piece) for piece in self._parser.finish(cut=event.reason == "length")]
         called = self._calls and event.reason == "stop"
         self.finish_reason = "tool_calls" if called else event.reason
         return deltas

@@ -69,6 +69,7 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
         thinking=prompt.thinking,
         tools=question.schemas,
         new_call_id=lambda: new_id("call_", origin.random),
+        decode=origin.model.tokenizer.decode,
     )
     return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation)
 

@@ -1,8 +1,9 @@
 """`/v1/messages`: events to Anthropic's messages."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, assert_never
+
+from pydantic_core import from_json
 
 from provider.api.blocks import Block, BlockEvent, CallBlock, Closed, Grown, Opened, TextBlock, ThoughtBlock
 from provider.api.translation import Chunk, Envelope, Tally
@@ -31,7 +32,8 @@ class MessagesTranslation:
 
     def finished(self, index: int, event: Finished) -> list[Chunk]:
         self._tally.add(event)
-        events = self._begin() + [_event(one) for one in self._utterance.finish()]
+        self._tally.reasoning_tokens = self._utterance.thought_tokens
+        events = self._begin() + [_event(one) for one in self._utterance.finish(event)]
         self._stop = self._stopped(event.reason)
         last = {"type": "message_delta", "delta": self._stop, "usage": self._usage(), "preempt": self._tally.preempt()}
         return [*events, last, {"type": "message_stop"}]
@@ -145,8 +147,12 @@ def _empty(block: Block) -> Chunk:
 
 
 def _whole(block: Block) -> Chunk:
-    arguments = json.loads(block.text) if isinstance(block, CallBlock) else {}
-    return _block(block, block.text, arguments)
+    return _block(block, block.text, _arguments(block.text) if isinstance(block, CallBlock) else {})
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Of a call that was cut, what is whole: as Anthropic's SDK reads it from a stream."""
+    return dict(from_json(text, allow_partial=True))
 
 
 def _block(block: Block, text: str, arguments: Mapping[str, Any]) -> Chunk:

@@ -1,20 +1,21 @@
 """The text of a chat answer, as it arrives, taken apart into reasoning, content and tool calls.
 
-The same pieces come out whatever the split of the text, and no markup is ever shown as content. A tool call
-is whole or it is not one: what never becomes a call is given back as content, so nothing is lost.
+The same pieces come out whatever the split of the text, and no markup is ever shown as content. A call is told while
+it is written, from the moment it is certain to be one; what never becomes a call is given back as content.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from provider.api.tool_calls import Json, ParsedCall, Unparsed, parse_calls
+from provider.api.json_calls import JsonCalls
+from provider.api.tool_calls import CALL_OPEN, CallReader, Tools, Verdict
+from provider.api.xml_calls import XmlCalls
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 
-MAX_END_TAGS = 64
-"""How many end tags are taken for part of a value before a call is given up: each costs a parse."""
+MAX_GIVEN_BACK_CHARS = 2**20
+"""What looked like calls and was none is read again, as content; beyond this, markup is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ class _At(Enum):
 class OutputParser:
     """Owner: the translation of one sequence.
 
-    `thinking`: the prompt has already opened the think block. `tools`: name to JSON schema of the parameters;
-    without any, tool markup is ordinary text. A think block counts only at the beginning of the answer.
+    `thinking`: the prompt has already opened the think block. Without `tools`, tool markup is ordinary text. A think
+    block counts only at the beginning of the answer.
     """
 
-    def __init__(self, thinking: bool, tools: Mapping[str, Json], new_id: Callable[[], str]) -> None:
+    def __init__(self, thinking: bool, tools: Tools, new_id: Callable[[], str]) -> None:
         self._at = _At.THINKING if thinking else _At.START
         self._tools = tools
         self._new_id = new_id
@@ -73,9 +74,11 @@ class OutputParser:
         """The blank lines that follow `</think>` (which may be the prompt's end) or a call belong to the markup."""
         self._gap = ""
         """The white space before a call: part of the markup if it becomes one."""
-        self._searched = 0
-        """The call in the buffer does not end before this."""
-        self._end_tags = 0
+        self._reader: CallReader | None = None
+        self._read: list[str] = []
+        """What the reader was given; of use only as long as it is not `_certain` to be a call."""
+        self._certain = False
+        self._given_back_chars = 0
         self._calls = 0
 
     @property
@@ -94,16 +97,36 @@ class OutputParser:
             pass
         return self._taken()
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """`cut`: a limit has ended the answer, so what may have been the beginning of markup is left out, and a call
+        that has begun stays unfinished. Else the arguments of every call are whole."""
+        while self._at is _At.CALL and self._finish_call(cut):
+            pass
         match self._at:
             case _At.START | _At.CONTENT:
-                self._say(self._buffer, last=True)
+                self._say(self._without_half_tag() if cut else self._buffer, last=True)
             case _At.THINKING:
-                self._reason(self._buffer.rstrip())
+                text = _before_partial(self._buffer, THINK_CLOSE) if cut else self._buffer
+                self._reason(text.rstrip())
             case _At.CALL:
-                self._end_call()
+                pass
         self._buffer = ""
         return self._taken()
+
+    def begin(self, name: str) -> None:
+        """Called by the reader, as `argue` is."""
+        self._certain = True
+        self._pieces.append(CallBegun(self._calls, self._new_id(), name))
+        self._calls += 1
+        self._drop_blank_lines = True
+
+    def argue(self, json: str) -> None:
+        index = self._calls - 1
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(last, CallArguments) and last.index == index:
+            self._pieces[-1] = CallArguments(index, last.json + json)
+        elif json:
+            self._pieces.append(CallArguments(index, json))
 
     def _taken(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
@@ -150,7 +173,7 @@ class OutputParser:
         return False
 
     def _speak(self) -> bool:
-        if not self._tools:
+        if not self._may_call:
             self._buffer = self._say(self._buffer)
             return False
         said, tag, rest = self._buffer.partition(CALL_OPEN)
@@ -161,52 +184,59 @@ class OutputParser:
         sure = len(said.rstrip())
         self._say(said[:sure])
         self._gap, self._buffer = said[sure:], rest
-        self._searched = self._end_tags = 0
         self._at = _At.CALL
         return True
 
+    @property
+    def _may_call(self) -> bool:
+        return bool(self._tools) and self._given_back_chars < MAX_GIVEN_BACK_CHARS
+
+    def _without_half_tag(self) -> str:
+        return _before_partial(self._buffer, CALL_OPEN) if self._may_call else self._buffer
+
     def _collect_call(self) -> bool:
-        end = self._buffer.find(CALL_CLOSE, self._searched)
-        if end < 0:
-            self._searched = max(self._searched, len(self._buffer) - len(CALL_CLOSE) + 1)
-            return False
-        calls = parse_calls(self._buffer[:end], self._tools)
-        self._end_tags += 1
-        if calls is Unparsed.UNFINISHED and self._end_tags < MAX_END_TAGS:
-            self._searched = end + len(CALL_CLOSE)
-        elif isinstance(calls, Unparsed):
-            self._give_back(end)
-        else:
-            self._call(calls)
-            self._buffer = self._buffer[end + len(CALL_CLOSE) :]
-            self._at = _At.CONTENT
+        text = self._buffer
+        if self._reader is None:
+            if not text.strip():
+                return False
+            is_json = text.lstrip().startswith("{")
+            self._reader = JsonCalls(self) if is_json else XmlCalls(self._tools, self)
+        self._buffer = ""
+        if not self._certain:
+            self._read.append(text)
+        match self._reader.read(text):
+            case Verdict.OPEN:
+                return False
+            case Verdict.ENDED:
+                self._end_call(self._reader.rest)
+            case Verdict.NO_CALL:
+                self._give_back()
         return True
 
-    def _call(self, calls: list[ParsedCall]) -> None:
-        for call in calls:
-            self._pieces.append(CallBegun(self._calls, self._new_id(), call.name))
-            self._pieces.append(CallArguments(self._calls, call.arguments))
-            self._calls += 1
-        self._gap = ""
-        self._drop_blank_lines = True
+    def _finish_call(self, cut: bool) -> bool:
+        """True when something is left to say."""
+        verdict = Verdict.NO_CALL if self._reader is None else self._reader.finish(cut)
+        if verdict is Verdict.NO_CALL and not cut:
+            self._give_back()
+            while self._advance():
+                pass
+            return True
+        return False
 
-    def _end_call(self) -> None:
-        """Models forget the end tag; a call that is otherwise whole counts."""
-        calls = parse_calls(self._buffer, self._tools)
-        if isinstance(calls, Unparsed):
-            self._say(self._gap + CALL_OPEN + self._buffer, last=True)
-        else:
-            self._call(calls)
-
-    def _give_back(self, end: int) -> None:
-        """A call that is none is content, up to where another may begin inside it."""
-        body = self._buffer[:end]
-        nested = body.rfind(CALL_OPEN)
-        kept = body[:nested] if nested >= 0 else body + CALL_CLOSE
-        self._say(self._gap + CALL_OPEN + kept, last=True)
-        self._buffer = self._buffer[len(kept) :]
+    def _end_call(self, rest: str) -> None:
+        self._buffer = rest
+        self._reader = None
+        self._read = []
+        self._certain = False
         self._gap = ""
         self._at = _At.CONTENT
+
+    def _give_back(self) -> None:
+        """The tag is content; after it, another call may begin."""
+        self._say(self._gap + CALL_OPEN, last=True)
+        text = "".join(self._read) + self._buffer
+        self._given_back_chars += len(text)
+        self._end_call(text)
 
     def _reason(self, text: str) -> None:
         text = text if self._reasoned else text.lstrip()

@@ -42,9 +42,10 @@ class ResponsesTranslation:
 
     def finished(self, index: int, event: Finished) -> list[Chunk]:
         self._tally.add(event)
+        self._tally.reasoning_tokens = self._utterance.thought_tokens
         begun = self._begin()
         self._status = "completed" if event.reason == "stop" else "incomplete"
-        events = self._told(self._utterance.finish())
+        events = self._told(self._utterance.finish(event))
         return [*begun, *events, self._event(f"response.{self._status}", response=self._response())]
 
     def empty_chunk(self) -> Chunk:

@@ -49,6 +49,7 @@ class Tally:
 
     prompt_tokens: int
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     parks: int = 0
     recomputes: int = 0
     accepted: int = 0
@@ -66,7 +67,9 @@ class Tally:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.rejected,
             },

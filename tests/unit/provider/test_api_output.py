@@ -124,7 +124,9 @@ def test_reasoning_is_told_apart(text: str, thinking: bool, reasoning: str, cont
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo",
+        "<tool_call>\n<function=get_weather>\n",
+        "<tool_call>\n<function=get_weather>\n<parameter=ci",
+        '<tool_call>\n{"arguments": {"city": "Oslo"}}\n</tool_call>',
         "<tool_call>not a call</tool_call> and on",
         '<tool_call>{"name": 3}</tool_call>',
         '<tool_call>{"name": "x", "arguments": [}</tool_call>',
@@ -140,7 +142,7 @@ def test_what_is_no_call_is_given_back(text: str) -> None:
 def test_a_call_after_a_malformed_one_is_still_a_call() -> None:
     text = "<tool_call>oops " + call("get_weather", city="Oslo")
     said = summary(parse(in_runs(text, 4)))
-    assert said["content"] == "<tool_call>oops "
+    assert said["content"] == "<tool_call>oops"
     assert said["calls"] == [("get_weather", {"city": "Oslo"})]
 
 
@@ -171,6 +173,16 @@ def test_no_split_changes_what_is_said(text: str, thinking: bool, data: st.DataO
     assert summary(parse(in_runs(text, 1), thinking)) == summary(parse([text], thinking))
 
 
-def test_many_end_tags_cost_a_bounded_number_of_parses() -> None:
-    text = "<tool_call><function=write_file><parameter=content>" + "</tool_call>" * 20_000
-    assert summary(parse(in_runs(text, 1000)))["content"] == text
+def test_markup_without_end_is_read_in_little_time() -> None:
+    begun = "<tool_call><function=write_file><parameter=content>"
+    for value in (
+        "</tool_call>" * 20_000,
+        "</parameter>" * 20_000,
+        "</function>\n" * 20_000,
+        "</parameter>" + "\n" * 9_000,
+    ):
+        [call] = summary(parse(in_runs(begun + value, 1000)))["calls"]
+        assert len(call[1]["content"]) >= len(value) - 40 or value.endswith("\n" * 9)
+    for nested in ('<tool_call>{"arguments": "', "<tool_call>\n", "<tool_call><function=a>"):
+        text = nested * 4_000
+        assert summary(parse(in_runs(text, 1000)))["content"] == text

@@ -167,6 +167,11 @@ def test_the_tokens_of_a_thought_are_counted_at_every_split(
     assert message["usage"]["output_tokens_details"] == {"thinking_tokens": expected}
     response = response_of(play(responses(), text, [run], reason))
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": expected}
+    job = chat()
+    play(job, text, [run], reason)
+    usage = job.translation.whole()["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == expected
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_an_answer_cut_by_its_length_says_so() -> None:

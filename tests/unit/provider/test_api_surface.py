@@ -38,12 +38,13 @@ CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter
 
 
 def usage(prompt: int, completion: int, accepted: int = 0, rejected: int = 0) -> dict[str, Any]:
-    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    drafted = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "completion_tokens_details": details,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, **drafted},
     }
 
 
@@ -312,4 +313,4 @@ def test_usage_counts_drafts_that_are_part_of_the_answer_and_those_that_are_not(
 ) -> None:
     answer = whole(says("Hi.", accepted=3, rejected=2), endpoint, {**body, "n": 2})
     details = answer["usage"]["completion_tokens_details"]
-    assert details == {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 4}
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 4}

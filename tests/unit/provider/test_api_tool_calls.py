@@ -5,14 +5,20 @@ from typing import Any
 
 import pytest
 
-from provider.api.tool_calls import Unparsed, parse_calls
+from provider.api.output import CallArguments
+from tests.unit.provider.test_api_output import parse, summary
+
+
+def arguments(body: str, tools: dict[str, Any]) -> Any:
+    said = summary(parse([f"<tool_call>\n{body}\n</tool_call>"], tools=tools))
+    [(name, arguments)] = said["calls"]
+    assert (name, said["content"]) == ("f", "")
+    return arguments
 
 
 def typed(value: str, schema: Any, root: dict[str, Any] | None = None) -> Any:
     tools = {"f": {"type": "object", "properties": {"p": schema}, **(root or {})}}
-    calls = parse_calls(f"<function=f>\n<parameter=p>\n{value}\n</parameter>\n</function>", tools)
-    assert not isinstance(calls, Unparsed)
-    return json.loads(calls[0].arguments)["p"]
+    return arguments(f"<function=f>\n<parameter=p>\n{value}\n</parameter>\n</function>", tools)["p"]
 
 
 @pytest.mark.parametrize(
@@ -61,12 +67,52 @@ def test_a_schema_that_refers_to_itself_ends() -> None:
 def test_parameters_come_in_any_order() -> None:
     properties = {"a": {"type": "integer"}, "b": {"type": "string"}}
     body = "<function=f>\n<parameter=b>\nx\n</parameter>\n<parameter=a>\n1\n</parameter>\n</function>"
-    calls = parse_calls(body, {"f": {"properties": properties}})
-    assert not isinstance(calls, Unparsed)
-    assert json.loads(calls[0].arguments) == {"a": 1, "b": "x"}
+    assert arguments(body, {"f": {"properties": properties}}) == {"a": 1, "b": "x"}
+
+
+def test_of_a_parameter_that_comes_twice_the_first_counts() -> None:
+    body = "<function=f>\n<parameter=b>\nx\n</parameter>\n<parameter=b>\ny\n</parameter>\n</function>"
+    assert arguments(body, {"f": None}) == {"b": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"name": "f", "arguments": {}}', {}),
+        ('{"name": "f"}', {}),
+        ('{"name": "f", "arguments": null}', {}),
+        ('{"arguments": {"p": [1, {"q": null}]}, "name": "f"}', {"p": [1, {"q": None}]}),
+        ('{"id": {"x": [1]}, "name": "f", "arguments": {"p": 1}, "more": "}"}', {"p": 1}),
+        ('{"name": "f", "arguments": "{\\"p\\": \\"a b\\"}"}', {"p": "a b"}),
+        ('{"name": "f", "arguments": {"p": "two\nlines\tand \\d"}}', {"p": "two\nlines\tand \\d"}),
+        ('{"name": "f", "arguments": {"p": "he said "yes" to me"}}', {"p": 'he said "yes" to me'}),
+        ('{"name": "f", "arguments": {"p": True, "q": None, "r": [1, 2,],}}', {"p": True, "q": None, "r": [1, 2]}),
+        ('{"name": "f", "arguments": {"p": Oslo, "q": 1e999}}', {"p": "Oslo", "q": "1e999"}),
+        ('{"name": "f", "arguments": {"p": 1}}}', {"p": 1}),
+        ('{"name": "f", "arguments": {"p": 1', {"p": 1}),
+        ('{"name": "f", "arguments": {"p": [1, {"q": "r', {"p": [1, {"q": "r\n"}]}),
+        ('{"name": "f", "arguments": {"p": 1 2}}', {"p": 1}),
+    ],
+)
+def test_what_models_get_wrong_in_json_is_mended(body: str, expected: Any) -> None:
+    text = f"<tool_call>\n{body}\n</tool_call>"
+    for size in (1, 2, 3, 5, len(text)):
+        said = summary(parse([text[start : start + size] for start in range(0, len(text), size)]))
+        if body.endswith("}"):
+            assert said == {"reasoning": "", "content": "", "calls": [("f", expected)]}
+        else:
+            assert len(said["calls"]) == 1
+
+
+def test_json_nested_too_deeply_is_closed() -> None:
+    deep = "[" * 500
+    said = summary(parse([f'<tool_call>\n{{"name": "f", "arguments": {{"p": {deep}']))
+    assert json.dumps(said["calls"][0][1]).startswith('{"p": [[[')
 
 
 def test_a_lone_surrogate_stays_an_escape() -> None:
-    calls = parse_calls('{"name": "f", "arguments": {"p": "\\ud800"}}', {})
-    assert not isinstance(calls, Unparsed)
-    assert calls[0].arguments.encode() == b'{"p": "\\ud800"}'
+    text = '<tool_call>{"name": "f", "arguments": {"p": "\\ud800"}}</tool_call>'
+    assert json.loads(json.dumps(arguments('{"name": "f", "arguments": {"p": "\\ud800"}}', {"f": None}))) == {
+        "p": "\ud800"
+    }
+    assert CallArguments(0, '{"p": "\\ud800"}') in parse([text])

@@ -1,0 +1,245 @@
+"""One JSON value, read as a model writes it and told again as valid JSON. Pure.
+
+What is told never has to be taken back, so what models get wrong is mended as it comes: line breaks and quotes
+that should have been escaped, escapes that do not exist, a comma too many, Python's names of constants, words
+without quotes.
+"""
+
+import json
+import re
+from enum import Enum, auto
+
+from provider.api.parameter_types import json_text, loads
+
+MAX_DEPTH = 128
+MAX_SCALAR_CHARS = 4096
+PIECE_CHARS = 4096
+"""Each step copies what is not read yet."""
+CONSTANTS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null", "-Infinity": "null"}
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SCALAR = re.compile(r'[^ \t\r\n,:{}\[\]"]+')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+
+
+class _At(Enum):
+    VALUE = auto()
+    FIRST = auto()
+    """Just inside a container, which may be empty."""
+    NEXT = auto()
+    """After a comma."""
+    KEY = auto()
+    COLON = auto()
+    STRING = auto()
+    AFTER = auto()
+    DONE = auto()
+    BROKEN = auto()
+
+
+class JsonText:
+    """Owner: the reader of one call. The value is a member of an object, so a comma or a brace follows it."""
+
+    def __init__(self) -> None:
+        self._at = _At.VALUE
+        self._broke_at: _At | None = None
+        self._open: list[str] = []
+        self._rest = ""
+        self._owed = ""
+        """The comma before the next member, if there is one."""
+        self._key: list[str] = []
+        """A name is told with its colon: an unfinished one can be left out."""
+        self._told: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return self._at is _At.DONE
+
+    @property
+    def broken(self) -> bool:
+        """What came next can be no part of any JSON; what was told before can still be closed."""
+        return self._at is _At.BROKEN
+
+    @property
+    def _over(self) -> bool:
+        return self.done or self.broken
+
+    @property
+    def rest(self) -> str:
+        """What follows the value, or where it broke; before that, what is not certain yet."""
+        return self._rest
+
+    def push(self, text: str) -> str:
+        """The JSON that became certain. What follows the value is left in `rest`."""
+        for start in range(0, len(text), PIECE_CHARS):
+            self._rest += text[start : start + PIECE_CHARS]
+            while self._rest and not self._over and self._advance():
+                pass
+            if self._over:
+                self._rest += text[start + PIECE_CHARS :]
+                break
+        return self._taken()
+
+    def close(self) -> str:
+        """What makes valid JSON of all that was told."""
+        if self.done:
+            return ""
+        unread = "" if self.broken else self._rest.strip()
+        match self._broke_at or self._at:
+            case _At.STRING:
+                self._told.append('"')
+            case _At.VALUE:
+                self._told.append(_constant(unread) if unread else "null")
+            case _:
+                pass
+        self._told += ["}" if one == "{" else "]" for one in reversed(self._open)]
+        self._at, self._open, self._rest = _At.DONE, [], ""
+        return self._taken()
+
+    def _taken(self) -> str:
+        told, self._told = "".join(self._told), []
+        return told
+
+    def _advance(self) -> bool:
+        """False when more text is needed."""
+        match self._at:
+            case _At.STRING | _At.KEY:
+                return self._string()
+            case _At.VALUE:
+                return self._skip_space() and self._value()
+            case _At.COLON:
+                return self._skip_space() and self._colon()
+            case _At.FIRST | _At.NEXT:
+                return self._skip_space() and self._member()
+            case _:
+                return self._skip_space() and self._after()
+
+    def _skip_space(self) -> bool:
+        self._rest = self._rest[_space(self._rest) :]
+        return bool(self._rest)
+
+    def _value(self) -> bool:
+        first = self._rest[0]
+        if first == '"':
+            return self._move(_At.STRING, '"', 1)
+        if first in "{[":
+            if len(self._open) == MAX_DEPTH:
+                return self._break()
+            self._open.append(first)
+            return self._move(_At.FIRST, first, 1)
+        return self._scalar()
+
+    def _scalar(self) -> bool:
+        found = _SCALAR.match(self._rest)
+        if found is None or found.end() > MAX_SCALAR_CHARS:
+            return self._break()
+        if found.end() == len(self._rest):
+            return False
+        self._rest = self._rest[found.end() :]
+        return self._ended(_constant(found[0]))
+
+    def _member(self) -> bool:
+        first = self._rest[0]
+        if first == ("}" if self._open[-1] == "{" else "]"):
+            self._owed = ""
+            return self._shut()
+        if self._open[-1] == "[":
+            self._owe()
+            self._at = _At.VALUE
+            return True
+        if first != '"':
+            return self._break()
+        self._key = ['"']
+        return self._move(_At.KEY, "", 1)
+
+    def _owe(self) -> None:
+        self._told.append(self._owed)
+        self._owed = ""
+
+    def _colon(self) -> bool:
+        self._owe()
+        return self._move(_At.VALUE, "".join(self._key) + '": ', 1)
+
+    def _after(self) -> bool:
+        first = self._rest[0]
+        if first == ",":
+            self._owed = ", "
+            return self._move(_At.NEXT, "", 1)
+        if first == ("}" if self._open[-1] == "{" else "]"):
+            return self._shut()
+        return self._break()
+
+    def _shut(self) -> bool:
+        self._open.pop()
+        closed, self._rest = self._rest[0], self._rest[1:]
+        return self._ended(closed)
+
+    def _ended(self, told: str) -> bool:
+        self._told.append(told)
+        self._at = _At.AFTER if self._open else _At.DONE
+        return True
+
+    def _string(self) -> bool:
+        told = self._key if self._at is _At.KEY else self._told
+        plain = _PLAIN.match(self._rest)
+        if plain is not None:
+            told.append(plain[0])
+            self._rest = self._rest[plain.end() :]
+            return bool(self._rest)
+        match self._rest[0]:
+            case '"':
+                return self._quote(told)
+            case "\\":
+                return self._escape(told)
+            case control:
+                told.append(json.dumps(control)[1:-1])
+                self._rest = self._rest[1:]
+                return True
+
+    def _escape(self, told: list[str]) -> bool:
+        if _HALF_ESCAPE.match(self._rest):
+            return False
+        escape = _ESCAPE.match(self._rest)
+        told.append("\\\\" if escape is None else escape[0])
+        self._rest = self._rest[1 if escape is None else escape.end() :]
+        return True
+
+    def _quote(self, told: list[str]) -> bool:
+        """A quote ends the string where something follows that can follow a string."""
+        at = 1 + _space(self._rest[1:])
+        if at == len(self._rest):
+            return False
+        if self._rest[at] not in (":" if self._at is _At.KEY else ",}]"):
+            told.append('\\"')
+            self._rest = self._rest[1:]
+            return True
+        if self._at is _At.KEY:
+            return self._move(_At.COLON, "", 1)
+        self._rest = self._rest[1:]
+        return self._ended('"')
+
+    def _move(self, at: _At, told: str, taken: int) -> bool:
+        self._told.append(told)
+        self._rest = self._rest[taken:]
+        self._at = at
+        return True
+
+    def _break(self) -> bool:
+        self._broke_at, self._at = self._at, _At.BROKEN
+        return False
+
+
+def _space(text: str) -> int:
+    found = _SPACE.match(text)
+    return 0 if found is None else found.end()
+
+
+def _constant(text: str) -> str:
+    """A number or a constant; what is neither was meant to be a string."""
+    text = CONSTANTS.get(text, text)
+    try:
+        loads(text)
+    except ValueError:
+        return json_text(text)
+    return text
