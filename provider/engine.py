@@ -127,6 +127,10 @@ class Engine:
             self.scheduler.remove(id)
             self.backend.release(id)
 
+    def hold(self, id: str, held: bool) -> None:
+        """Parks a sequence whose reader is away, or lets it go on. Unknown ids are ignored."""
+        self.scheduler.hold(id, held)
+
     def grant(self, epoch: int, kv_pool_bytes: int) -> bool | None:
         """Takes on another room; False when an open sequence could not end in it, None for an epoch that has passed."""
         if epoch <= self._grant.epoch:

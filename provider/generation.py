@@ -140,3 +140,8 @@ class Serving(Protocol):
         engine step, in whatever state it is.
         """
         ...
+
+    def hold(self, model_id: str, request_id: str, held: bool) -> None:
+        """While `held`, the sequence is parked, for its reader takes no more; what it has said stays said. Ignored for
+        one that is not open."""
+        ...

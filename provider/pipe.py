@@ -55,6 +55,14 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Nobody can take what the sequence says for the time being (`held`), or somebody can again: meanwhile it is parked
+    like any other."""
+
+    request_id: str
+    held: bool
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End now; whatever still runs is lost."""
 
@@ -76,7 +84,7 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
     """Give back what the allocator keeps for reuse. Answered by a Report with the new state."""
 
 
-Command = Submit | Cancel | Describe | Grant | ClearCache | Stop
+Command = Submit | Cancel | Hold | Describe | Grant | ClearCache | Stop
 
 
 class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +214,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 FromWorker = Loaded | LoadFailed | Granted | Report
-ToWorker = LoadSpec | Submit | Cancel | Describe | Grant | ClearCache | Stop
+ToWorker = LoadSpec | Submit | Cancel | Hold | Describe | Grant | ClearCache | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -144,6 +144,12 @@ class Residency:
             async for event in events:
                 yield event
 
+    def hold(self, model_id: str, request_id: str, held: bool) -> None:
+        """See provider.generation.Serving.hold."""
+        model = self.occupancy.models.get(model_id)
+        if model is not None:
+            model.slot.hold(request_id, held)
+
     async def pre_accept(self, model_id: str) -> None:
         """Raises RequestFailed for a request that would be refused once accepted, by the same requirement and
         feasibility as a load's, so that another provider can be asked instead."""

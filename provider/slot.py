@@ -27,6 +27,7 @@ from provider.pipe import (
     EngineState,
     Grant,
     Granted,
+    Hold,
     Loaded,
     LoadSpec,
     Report,
@@ -69,6 +70,7 @@ class Stream:
     events: asyncio.Queue[Delta | Notice | Finished | Failed] = field(default_factory=asyncio.Queue)
     begun: bool = False
     entries: int = 0
+    held: bool = False
     keepalive_at: float | None = None
     """While it is parked: when its client is to hear that it still is, whatever the queue holds meanwhile."""
 
@@ -331,6 +333,13 @@ class ModelSlot:
                 self._close(request.request_id)
                 self._send(Cancel(request.request_id))
 
+    def hold(self, request_id: str, held: bool) -> None:
+        """See provider.generation.Serving.hold."""
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.held != held:
+            stream.held = held
+            self._send(Hold(request_id, held))
+
     async def describe(self) -> list[SequenceState]:
         """Every open sequence as the engine sees it; empty when it does not answer in time."""
         if self.status != "ready" or self._runner is None:
@@ -359,7 +368,7 @@ class ModelSlot:
         self.totals.requests += 1
         return stream
 
-    def _send(self, command: Submit | Cancel | Describe) -> None:
+    def _send(self, command: Submit | Cancel | Hold | Describe) -> None:
         if self._runner is not None and self.status == "ready":
             self._runner.send(command)
 
@@ -452,6 +461,8 @@ class ModelSlot:
             self._untold = None
         for stream in self._streams.values():
             self._send(Submit(stream.request))
+            if stream.held:
+                self._send(Hold(stream.request.request_id, True))
 
     def _tell_drafting(self, drafts: DraftStatus) -> None:
         """A warning where a head that is there, or may be, is not used; no news where there is none."""

@@ -46,6 +46,7 @@ from provider.pipe import (
     FromWorker,
     Grant,
     Granted,
+    Hold,
     Loaded,
     LoadFailed,
     LoadSpec,
@@ -167,6 +168,9 @@ def apply(engine: Engine, command: Command) -> list[FromWorker]:
         case Cancel(request_id):
             engine.cancel(request_id)
             return [Report([], state=engine_state(engine))]
+        case Hold(request_id, held):
+            engine.hold(request_id, held)
+            return []
         case Describe():
             sequences = [
                 SequenceState(

@@ -89,6 +89,11 @@ class Answer:
         """What a notice looks like to clients that cannot bear comments."""
         return self._job.translation.empty_chunk()
 
+    def hold(self, held: bool) -> None:
+        """While `held`, nothing more is generated: whoever iterates cannot take it."""
+        for request in self._job.requests:
+            self._serving.hold(self._job.model_id, request.request_id, held)
+
     async def items(self) -> AsyncGenerator[Item]:
         """Ends with `Complete`. Raises RequestFailed, before the first item for a refusal."""
         translation = self._job.translation

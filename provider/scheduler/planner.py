@@ -93,7 +93,7 @@ class Planner:
     def _make_room(self) -> tuple[list[Sequence], list[Sequence]]:
         """Who stays, and who must be parked so that the next step of each fits, and as many more as it makes while the
         copy takes. Copies under way count as ended."""
-        leave = [one for one in self.resident if one.state is State.RUNNING and self.rules.forces(one)]
+        leave = [one for one in self.resident if one.held or self._forced(one)]
         stay = [one for one in self.resident if one not in leave] if leave else list(self.resident)
         if self._holds(stay, LONGEST_MARGIN_STEPS):
             return stay, leave
@@ -104,6 +104,9 @@ class Planner:
             stay.remove(weakest)
             leave.append(weakest)
         return stay, leave
+
+    def _forced(self, one: Sequence) -> bool:
+        return one.state is State.RUNNING and self.rules.forces(one)
 
     def _holds(self, stay: Iterable[Sequence], ahead: int) -> bool:
         return self.pool.holds([*(self._need(one, ahead) for one in stay), *self._coming()])
@@ -141,8 +144,8 @@ class Planner:
 
     def _line(self, now_s: float) -> Iterator[Sequence]:
         """The parked first, by the time of their park, then the others as they came. Who is held is not in it."""
-        yield from (one for one in self.parked if one.held_until_s <= now_s)
-        yield from self.waiting
+        yield from (one for one in self.parked if not one.held and one.held_until_s <= now_s)
+        yield from (one for one in self.waiting if not one.held)
 
     def _admissible(self, stay: list[Sequence], now_s: float) -> Iterator[Sequence]:
         """Those at the head of the line that fit beside all who have room."""

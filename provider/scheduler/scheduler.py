@@ -102,6 +102,13 @@ class Scheduler:
                 pass
         return True
 
+    def hold(self, id: str, held: bool) -> None:
+        """From the next plan on the sequence is parked, if it has room, and not let in; until told otherwise. Unknown
+        ids are ignored (it may just have finished)."""
+        sequence = self._sequences.get(id)
+        if sequence is not None:
+            sequence.held = held
+
     def resize(self, pool: Pool) -> bool:
         """From now on this room. False, and nothing changes, when an open sequence could not reach its end in it:
         what was promised to a chat is not taken back. Who no longer fits is parked by the next plan."""
@@ -123,8 +130,8 @@ class Scheduler:
         return Planner(self.limits, self.pool, self.rules, self.costs, self.n_ctx, *books).plan(drafts, now_s)
 
     def next_release_s(self) -> float | None:
-        """When the first of the parks that are held may end."""
-        return min((one.held_until_s for one in self._parked), default=None)
+        """When the first of the parks that end by themselves may end."""
+        return min((one.held_until_s for one in self._parked if not one.held), default=None)
 
     def commit_moves(self, plan: Plan, now_s: float = 0.0, failed: Collection[str] = ()) -> None:
         """Parks and admissions happen before the step's computing: cells are handed over or dropped, places are taken.

@@ -36,7 +36,7 @@ class Sequence:
 
     `how` and `parked_s` are of its last park, which lasts until `held_until_s` at least; `came_s` and `came_with` tell
     when it last became resident, and how many tokens it had emitted by then; `forced_at`, how many at the last park
-    that was forced.
+    that was forced. `held`: nobody can take what it says, so it stays parked until somebody can.
     """
 
     id: str
@@ -55,6 +55,7 @@ class Sequence:
     came_s: float = 0.0
     came_with: int = 0
     forced_at: int = 0
+    held: bool = False
 
     @property
     def positions(self) -> int:

@@ -265,6 +265,40 @@ def test_a_forced_park_is_held_for_its_time_and_the_engine_says_how_long_it_wait
     assert chats.tokens("a") == alone([1] * 10, 8)
 
 
+@pytest.mark.parametrize("tiers", [DISK, None])
+def test_a_chat_that_nobody_reads_is_parked_until_somebody_does(tiers: Tiers | None) -> None:
+    """Its room is free meanwhile, its neighbour goes on, and the engine waits for commands rather than spin."""
+    chats = Chats(HeldSim(tiers), tokens=10_000).two()
+    chats.step(6)
+    chats.engine.hold("b", True)
+    chats.engine.hold("unknown", True)
+    chats.step(3)
+    told = len(chats.tokens("b"))
+    assert (chats.counts.parked, chats.counts.running) == (1, 1)
+    assert chats.counts.tokens_used == 50 + len(chats.tokens("a"))
+    chats.step(60)
+    assert chats.end("a") == Finished("a", "length", 50, 40)
+    assert len(chats.tokens("b")) == told
+    assert chats.notices("b") == ["preempted"]
+    assert not chats.engine.step(chats.note).plan
+    assert chats.engine.idle_s() == 1.0
+    chats.engine.hold("b", False)
+    chats.run()
+    assert chats.notices("b") == ["preempted", "resumed"] + ["recomputed"] * (tiers is None)
+    check_whole(chats, "a", "b")
+
+
+def test_a_chat_that_is_held_before_it_enters_does_not_enter_and_blocks_nobody() -> None:
+    chats = Chats(tokens=10_000)
+    chats.submit("b", [2] * 50)
+    chats.engine.hold("b", True)
+    chats.submit("a", [1] * 50)
+    chats.step(60)
+    assert (len(chats.tokens("a")), chats.tokens("b"), chats.counts.waiting) == (40, [], 1)
+    chats.engine.cancel("b")
+    assert not chats.engine.busy
+
+
 def test_a_parked_head_of_line_takes_turns_after_two_seconds() -> None:
     """Either one alone would keep the other out for its whole answer, which takes eight seconds."""
     chats = Chats(tokens=500)

@@ -21,6 +21,7 @@ ACTION = st.one_of(
     st.tuples(st.just("step"), st.integers(1, 12)),
     st.tuples(st.just("cancel"), st.integers(0, 25)),
     st.tuples(st.just("land"), st.tuples(st.integers(0, 5), st.booleans())),
+    st.tuples(st.just("hold"), st.tuples(st.integers(0, 25), st.booleans())),
 )
 RULES = st.builds(
     ParkRules,
@@ -77,6 +78,8 @@ def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
                 play.remove(f"s{value}")
             case "land":
                 play.land(*value)
+            case "hold":
+                scheduler.hold(f"s{value[0]}", value[1])
             case "step":
                 for _ in range(value):
                     play.step(drafts, next(accepted))
