@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from provider.generation import Sampling
+from provider.generation import Sampling, TokenLogprob
 from provider.parking.mover import Lane
 
 
@@ -16,18 +16,21 @@ from provider.parking.mover import Lane
 class Row:
     """One row of a decode step: feed `token`, draw the token at output position `position`.
 
-    With `drafts`, up to that many guesses at the tokens after it are fed beside it and verified.
+    With `drafts`, up to that many guesses at the tokens after it are fed beside it and verified. With `known`, that
+    token has been drawn before (a recompute): it is not drawn again, and the row has no drafts.
     """
 
     id: str
     token: int
     position: int
     drafts: int = 0
+    known: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a row drew: every draft that was right, and the token after them. `drafted` guesses were verified."""
+    """What a row drew: every draft that was right, and the token after them. `drafted` guesses were verified. Of a row
+    whose token is known, that one."""
 
     tokens: list[int]
     drafted: int = 0
@@ -35,6 +38,15 @@ class Run:
     @property
     def accepted(self) -> int:
         return len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What else there is to say of the last run of a sequence. `logprobs`: of each of its tokens, where its sampling
+    asks for them. `failure`: its grammar has come to an end before its text has, and the run is not to be used."""
+
+    logprobs: Sequence[TokenLogprob] | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,14 @@ class Backend(Protocol):
     @property
     def facts(self) -> BackendFacts: ...
 
+    def prepare(self, sampling: Sampling) -> None:
+        """Makes ready what takes long, so that `open` does not: may be called from any thread, or not at all. Raises
+        GrammarError."""
+        ...
+
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
-        """Makes room for a sequence. `emitted`: output tokens it has already drawn (a recompute)."""
+        """Makes room for a sequence. `emitted`: output tokens it has already drawn (a recompute). Raises GrammarError
+        for a grammar that cannot be used."""
         ...
 
     def prefill(self, id: str, tokens: Sequence[int], position: int | None) -> int | None:
@@ -104,6 +122,10 @@ class Backend(Protocol):
         backend may begin with it; rows may still leave (released) or join before. Fewer guesses than `drafts` may be
         verified: none where a step begun ahead has none. A row may also stay away from a step and come again.
         """
+        ...
+
+    def told(self, id: str) -> Told:
+        """Of the tokens that the last `prefill` or `decode` drew for the sequence; to be asked before the next."""
         ...
 
     @property

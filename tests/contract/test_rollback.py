@@ -55,7 +55,7 @@ def test_what_is_kept_of_a_pass_equals_a_replay_of_the_kept_tokens(directory: Pa
         fed = {id: prompt_of(random.randint(1, 4), random.randrange(10**6)) for id in inside}
         kept = {id: random.randint(1, len(tokens)) for id, tokens in fed.items()}
         order = random.sample(inside, len(inside))
-        done = captured.decode(
+        (done,) = captured.decode(
             order, mx.array([token for id in order for token in fed[id]]), [len(fed[id]) for id in order]
         )
         logits = {}
@@ -64,7 +64,7 @@ def test_what_is_kept_of_a_pass_equals_a_replay_of_the_kept_tokens(directory: Pa
             logits[id] = done.logits[begin : begin + kept[id]]
             begin += width
         if max(done.widths) > 1:
-            captured.keep(done, [kept[id] for id in done.ids])
+            captured.keep([done], kept)
         replay(replayed, fed, kept, logits)
         for id in inside:
             pairs = zip(held(captured, id), held(replayed, id), strict=True)
@@ -76,7 +76,7 @@ def replay(hybrid: Hybrid, fed: dict[str, list[int]], kept: dict[str, int], logi
     for turn in range(max(kept.values())):
         ids = list(fed)
         before = {id: snapshot(hybrid, id) for id in ids if turn >= kept[id]}
-        done = hybrid.decode(ids, mx.array([fed[id][min(turn, kept[id] - 1)] for id in ids]), [1] * len(ids))
+        (done,) = hybrid.decode(ids, mx.array([fed[id][min(turn, kept[id] - 1)] for id in ids]), [1] * len(ids))
         for row, id in enumerate(done.ids):
             if id in before:
                 restore(hybrid, id, before[id])

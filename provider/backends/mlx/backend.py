@@ -1,14 +1,15 @@
 """The MLX backend: Metal on a Mac, CUDA or the CPU elsewhere, through the same Python."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run
+from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run, Told
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.device import wire, wired_limit
 from provider.backends.mlx.drafter import Drafter, Pairs
@@ -16,12 +17,15 @@ from provider.backends.mlx.forward import Forward, Image, Pass
 from provider.backends.mlx.generic import Generic
 from provider.backends.mlx.hybrid import Hybrid
 from provider.backends.mlx.loading import load
+from provider.backends.mlx.logprobs import Logprobs
 from provider.backends.mlx.mtp_head import MtpHead
 from provider.backends.mlx.mtp_weights import load_head
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.backends.mlx.self_test import self_test
 from provider.backends.mlx.verification import Verification, integers
+from provider.errors import GrammarError
 from provider.generation import Sampling
+from provider.grammar.guide import Guide
 from provider.models.architecture import LayerKind
 from provider.models.checkpoint import read_checkpoint
 from provider.mtp.head import HeadArtifact
@@ -40,7 +44,7 @@ Sample = Callable[[mx.array, Sequence[tuple[Sampler, int]]], mx.array]
 
 @dataclass(slots=True)
 class Launch:
-    """A decode step of one position each under way: its tokens [B], not waited for yet, and each sequence's row."""
+    """A decode pass of one position each under way: its tokens, not waited for yet, and each sequence's row."""
 
     tokens: mx.array
     rows: dict[str, int]
@@ -81,6 +85,8 @@ class MlxBackend:
         self._ahead: list[Launch] = []
         self._kept: dict[str, Kept] = {}
         self._lot: Lot[mx.array] | None = None
+        self._guide: Callable[[str], Guide] | None = None
+        self._asked: list[Logprobs] = []
         self._wired_bytes = 0
         self.draft_seconds = DraftSeconds()
         self._drafter = drafter
@@ -124,7 +130,7 @@ class MlxBackend:
 
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
         self._forward.open(id)
-        self._samplers[id] = Sampler.of(sampling, prompt, emitted)
+        self._samplers[id] = Sampler.of(sampling, prompt, emitted, self._guide_of(sampling))
         if self._drafter is not None:
             self._drafter.open(id)
 
@@ -135,16 +141,23 @@ class MlxBackend:
         else:
             logits, hidden = self._forward.logits_after(id, tokens)
             drawn = [self._sample(logits, [(self._samplers[id], position)])]
+            self._asked = [Logprobs([id], logits, drawn[0], [self._samplers[id]])]
+            drawn += self._asked[0].arrays
         if self._drafter is not None and hidden is not None:
             self._drafter.prefilled(id, tokens, hidden)
             drawn += self._drafter.arrays(id)
         mx.eval(*drawn, *self._forward.arrays([id]))
-        return None if position is None else self._drawn(id, integers(drawn[0])[0])
+        if position is None:
+            return None
+        token = integers(drawn[0])[0]
+        self._note(id, [token])
+        return token
 
     def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[Run]:
         """Without drafts, and with `ahead`, the next step of the same rows is under way when this one's tokens are
         returned: the device computes while the caller detokenises, sends and plans. After a step with drafts it is
         the drafter's work on the next ones that is."""
+        self._asked = []
         launches = self._take_ahead({row.id for row in rows})
         begun = {id for one in launches for id in one.rows}
         fresh = [row for row in rows if row.id not in begun]
@@ -155,14 +168,39 @@ class MlxBackend:
         if any(row.drafts for row in fresh):
             verified = self._verify(fresh)
         elif fresh:
-            launches.append(self._launch(fresh, mx.array([row.token for row in fresh])))
-        if ahead and not any(row.drafts or self._samplers[row.id].looks_back for row in rows):
-            following = [Row(row.id, row.token, row.position + 1) for row in rows]
-            self._ahead.append(self._launch(following, _gather(launches, rows)))
-        runs = verified | {id: Run([self._drawn(id, token)]) for one in launches for id, token in one.read().items()}
+            launches += self._launch(fresh, mx.array([row.token for row in fresh]))
+        if ahead and not any(row.drafts or self._samplers[row.id].waits for row in rows):
+            following = [Row(row.id, row.token, row.position + 1) for row in rows if row.known is None]
+            if following:
+                self._ahead += self._launch(following, _gather(launches, following))
+        known = {row.id for row in rows if row.known is not None}
+        drawn = {id: token for one in launches for id, token in one.read().items()}
+        runs = verified | {id: Run([token]) for id, token in drawn.items()}
+        for id, run in runs.items():
+            if id not in known:
+                self._note(id, run.tokens)
         if self._drafter is not None and ahead:
             self._drafter.begin([row.id for row in rows if row.drafts])
         return [runs[row.id] for row in rows]
+
+    def guide_with(self, guide: Callable[[str], Guide]) -> None:
+        """From now on it knows how to follow a grammar. `guide` may be called from any thread."""
+        self._guide = guide
+
+    def prepare(self, sampling: Sampling) -> None:
+        self._guide_of(sampling)
+
+    def _guide_of(self, sampling: Sampling) -> Guide | None:
+        if sampling.grammar is None:
+            return None
+        if self._guide is None:
+            raise GrammarError("nothing here can follow a grammar")
+        return self._guide(sampling.grammar)
+
+    def told(self, id: str) -> Told:
+        sampler = self._samplers[id]
+        logprobs = None if sampler.sampling.logprobs is None else [one for it in self._asked for one in it.of(id)]
+        return Told(logprobs, None if sampler.guide is None else sampler.guide.failure)
 
     def park_with(self, lot: Lot[mx.array]) -> None:
         """From now on what is parked goes there."""
@@ -248,37 +286,55 @@ class MlxBackend:
             self._lot.close()
         mx.clear_cache()
 
-    def _launch(self, rows: Sequence[Row], tokens: mx.array) -> Launch:
+    def _launch(self, rows: Sequence[Row], tokens: mx.array) -> list[Launch]:
         """Begins a step of one position for each of these rows, fed `tokens` [B]; returns without waiting for it."""
-        positions = {row.id: row.position for row in rows}
-        done = self._forward.decode([*positions], tokens, [1] * len(rows))
-        drawn = self._sample(done.logits, [(self._samplers[id], positions[id]) for id in done.ids])
-        mx.async_eval(drawn, *self._forward.arrays(done.ids))
-        self._tell_drafter(done, drawn, done.widths)
-        return Launch(drawn, {id: row for row, id in enumerate(done.ids)})
+        by_id = {row.id: row for row in rows}
+        passes = self._forward.decode([*by_id], tokens, [1] * len(rows))
+        launches = []
+        for done in passes:
+            draws = [(self._samplers[id], by_id[id].position) for id in done.ids]
+            drawn = _with_known(self._sample(done.logits, draws), done, by_id)
+            self._ask(done, drawn, draws)
+            self._tell_drafter(done, drawn, done.widths)
+            launches.append(Launch(drawn, {id: row for row, id in enumerate(done.ids)}))
+        asked = [array for one in self._asked for array in one.arrays]
+        mx.async_eval(*(one.tokens for one in launches), *asked, *self._forward.arrays([*by_id]))
+        return launches
 
     def _verify(self, rows: Sequence[Row]) -> dict[str, Run]:
         """A step in which each row is fed its token and its drafts at once. Every token is drawn from the trunk's own
         logits at its own position; those behind a draft that was wrong are dropped, with all that they left behind."""
         assert self._drafter is not None, "facts.max_drafts is 0"
         begun = time.perf_counter()
-        verification = Verification(rows, self._drafter)
+        by_id = {row.id: row for row in self._forward.fit(rows)}
+        verification = Verification([*by_id.values()], self._drafter)
         drafted = time.perf_counter()
-        done = self._forward.decode([row.id for row in rows], verification.tokens, verification.widths)
-        drawn = self._sample(done.logits, verification.draws(done.ids, self._samplers))
-        mx.async_eval(drawn)
-        runs = verification.runs(done.ids, integers(drawn))
+        passes = self._forward.decode([*by_id], verification.tokens, verification.widths)
+        tokens = []
+        for done in passes:
+            draws = verification.draws(done.ids, self._samplers)
+            drawn = _with_known(self._sample(done.logits, draws), done, by_id)
+            self._ask(done, drawn, draws)
+            tokens.append(drawn)
+        mx.async_eval(tokens, *(one.arrays for one in self._asked))
+        runs: dict[str, Run] = {}
+        for done, drawn in zip(passes, tokens, strict=True):
+            runs |= verification.runs(done.ids, integers(drawn))
         verified = time.perf_counter()
-        kept = [len(runs[id].tokens) for id in done.ids]
-        self._forward.keep(done, kept)
-        self._tell_drafter(done, drawn, kept)
-        for id in done.ids:
-            for token in runs[id].tokens:
-                self._drawn(id, token)
+        lengths = {id: len(run.tokens) for id, run in runs.items()}
+        self._forward.keep(passes, lengths)
+        for done, drawn in zip(passes, tokens, strict=True):
+            self._tell_drafter(done, drawn, [lengths[id] for id in done.ids])
         self.draft_seconds.draft += drafted - begun
         self.draft_seconds.verify += verified - drafted
         self.draft_seconds.bookkeeping += time.perf_counter() - verified
         return runs
+
+    def _ask(self, done: Pass, drawn: mx.array, draws: Sequence[tuple[Sampler, int]]) -> None:
+        """For the probabilities that the sequences of a pass are to be told."""
+        if any(sampler.sampling.logprobs is not None for sampler, _ in draws):
+            owners = [id for id, width in zip(done.ids, done.widths, strict=True) for _ in range(width)]
+            self._asked.append(Logprobs(owners, done.logits, drawn, [sampler for sampler, _ in draws]))
 
     def _tell_drafter(self, done: Pass, drawn: mx.array, kept: Sequence[int]) -> None:
         """Which of a pass's positions stand, and what was drawn at them [R]."""
@@ -289,9 +345,19 @@ class MlxBackend:
             self._drafter.note(id, Pairs(done.hidden, drawn, begin, begin + count))
             begin += width
 
-    def _drawn(self, id: str, token: int) -> int:
-        self._samplers[id].note(token)
-        return token
+    def _note(self, id: str, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._samplers[id].note(token)
+
+
+def _with_known(drawn: mx.array, done: Pass, rows: Mapping[str, Row]) -> mx.array:
+    """What a pass drew [R], with the tokens that are known in the place of those drawn again."""
+    if all(rows[id].known is None for id in done.ids):
+        return drawn
+    begins = dict(zip(done.ids, accumulate([0, *done.widths]), strict=False))
+    known = {begins[id]: told for id in done.ids if (told := rows[id].known) is not None}
+    kept = mx.array([row not in known for row in range(drawn.shape[0])])
+    return mx.where(kept, drawn, mx.array([known.get(row, 0) for row in range(drawn.shape[0])]))
 
 
 def _gather(launches: Sequence[Launch], rows: Sequence[Row]) -> mx.array:

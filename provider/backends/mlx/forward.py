@@ -1,15 +1,18 @@
 """What the backend needs of a model: passes over sequences it knows by id, ending in logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
+from provider.backends.base import Row
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The positions of a pass, R in all, one sequence after the other in the order of `ids`.
+    """The positions of a pass, one sequence after the other in the order of `ids`: sum(widths) rows, and what rows lie
+    behind them are padding.
 
     logits [R, V]; hidden [R, H] after the final norm, None where a model class does not give them.
     """
@@ -47,17 +50,21 @@ class Forward(Protocol):
         """As `append`, behind the logits [1, V] of the last position."""
         ...
 
-    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> Pass:
-        """`widths[i]` positions for each sequence, fed `tokens` [R], which may not have been computed yet. The pass
-        is in an order of the model's own. One with a width above 1 is followed by `keep`.
+    def fit(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The same, with fewer drafts where they would cost more than they are worth."""
+        ...
+
+    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> list[Pass]:
+        """`widths[i]` positions for each sequence, fed `tokens` [sum of widths], which may not have been computed yet;
+        the order, and into how many passes they go, is the model's own. With a width above 1, `keep` follows.
 
         Whoever takes no part stays as it is.
         """
         ...
 
-    def keep(self, done: Pass, lengths: Sequence[int]) -> None:
-        """Of the pass just done, only the first `lengths[i]` positions (1 or more) of the i-th of its sequences
-        count: all is as if it had had no others."""
+    def keep(self, done: Sequence[Pass], lengths: Mapping[str, int]) -> None:
+        """Of the passes just done, only the first `lengths` positions (1 or more) of each sequence count: all is as if
+        it had had no others."""
         ...
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:

@@ -1,10 +1,11 @@
 """Sequences of any served family whose layers are all attention, through mlx-lm's own model class."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from provider.backends.base import Row
 from provider.backends.mlx.block_cache import BlockCache, block_caches, cache_images, take_up_images
 from provider.backends.mlx.cpu_layout import lay_out_for_cpu
 from provider.backends.mlx.forward import Image, Pass
@@ -36,7 +37,10 @@ class Generic:
             self._run(tokens[:-1], caches)
         return self._run(tokens[-1:], caches)[:, -1], None
 
-    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> Pass:
+    def fit(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return rows
+
+    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> list[Pass]:
         assert max(widths) == 1, "nothing drafts for these families"
         caches = [self._caches[id] for id in ids]
         if self._by_row:
@@ -45,10 +49,10 @@ class Generic:
         else:
             alone = [self._model(tokens[row : row + 1, None], cache=held) for row, held in enumerate(caches)]
             logits = mx.concatenate(alone)
-        return Pass(ids, widths, logits[:, -1], None)
+        return [Pass(ids, widths, logits[:, -1], None)]
 
-    def keep(self, done: Pass, lengths: Sequence[int]) -> None:
-        assert max(lengths) == 1, "a pass has one position of each"
+    def keep(self, done: Sequence[Pass], lengths: Mapping[str, int]) -> None:
+        assert max(lengths.values()) == 1, "a pass has one position of each"
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         return [array for id in ids for cache in self._caches[id] for array in cache.arrays]

@@ -1,10 +1,11 @@
 """Sequences of a qwen3_5 trunk, dense or with experts: keys and values per sequence, recurrent rows in slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from provider.backends.base import Row
 from provider.backends.mlx.block_cache import cache_images, take_up_images
 from provider.backends.mlx.forward import Image, Pass
 from provider.backends.mlx.layout import Layout
@@ -39,26 +40,30 @@ class Hybrid:
         hidden = self.append(id, tokens)
         return self.trunk.logits(hidden[-1:]), hidden
 
-    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> Pass:
+    def fit(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return rows
+
+    def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> list[Pass]:
         layout, self._side = Layout(widths), None
         fresh = [id for id in ids if self._cells[id].recurrent is not None]
         if self._slots.ids and len(fresh) == len(ids):
-            return self._decode_beside(ids, tokens, layout)
+            return [self._decode_beside(ids, tokens, layout)]
         self._seat(fresh, ids)
         ordered = self._slots.ids
         if ordered != ids:
             order = [ids.index(id) for id in ordered]
             tokens = tokens[mx.array([layout.begins[i] + t for i in order for t in range(widths[i])])]
             layout = Layout([widths[i] for i in order])
-        return self._run(ordered, self._slots, tokens, layout)
+        return [self._run(ordered, self._slots, tokens, layout)]
 
-    def keep(self, done: Pass, lengths: Sequence[int]) -> None:
-        (self._slots if self._side is None else self._side).keep(lengths)
-        for id, width, length in zip(done.ids, done.widths, lengths, strict=True):
+    def keep(self, done: Sequence[Pass], lengths: Mapping[str, int]) -> None:
+        (whole,) = done
+        (self._slots if self._side is None else self._side).keep([lengths[id] for id in whole.ids])
+        for id, width in zip(whole.ids, whole.widths, strict=True):
             for cache in self._cells[id].attention:
-                cache.roll_back(cache.offset - width + length)
+                cache.roll_back(cache.offset - width + lengths[id])
         if self._side is not None:
-            self._settle(done.ids, self._side)
+            self._settle(whole.ids, self._side)
 
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         """Of a sequence that decodes, the slots' arrays say it all: its keys feed the logits that are drawn from."""

@@ -23,7 +23,8 @@ def self_test(forward: Forward, directory: Path) -> None:
                     f"{directory}: its logits are not finite numbers on this machine: download it again, or serve "
                     "another build of it."
                 )
-            logits = forward.decode([""], mx.argmax(logits, axis=-1), [1]).logits
+            (done,) = forward.decode([""], mx.argmax(logits, axis=-1), [1])
+            logits = done.logits
     except RuntimeError as error:
         device = mx.default_device().type.name
         raise ModelUnsupported(f"{directory}: MLX cannot run it on this machine's {device}: {error}") from error
