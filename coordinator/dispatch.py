@@ -123,8 +123,7 @@ class Dispatcher:
 
     def _route(self, job: Job, tokens: Tokens, tried: list[str]) -> Chosen | Refused:
         request = Request(job.model, tokens.likely, tried, tokens.least)
-        views = self._hub.views.values()
-        return route(request, views, self._clock(), self._rng, self._timings, self._tables())
+        return route(request, self._hub.views, self._clock(), self._rng, self._timings, self._tables())
 
     async def _attempt(
         self, job: Job, tokens: Tokens, provider_id: str, client: Client, progress: Progress
@@ -218,7 +217,7 @@ class Dispatcher:
 
     def models(self) -> list[str]:
         """What the listed providers advertise."""
-        return sorted({model for view in self._hub.views.values() for model in view.models})
+        return self._hub.views.models
 
     def _note_failure(self, job: Job, provider_id: str, request_id: str, failure: Failure) -> None:
         note = log.warning if failure.status >= 500 else log.event
@@ -322,6 +321,5 @@ def _broken(why: Broken) -> Failure:
 
 
 def _tally(refused: Refused) -> str:
-    reasons = [reason for reason in refused.reasons.values() if reason is not Reason.MODEL_NOT_SERVED]
-    kinds = sorted(set(reasons), key=lambda reason: -reason.nearness)
-    return ", ".join(f"{reasons.count(kind)} {kind.value}" for kind in kinds)
+    told = {reason: count for reason, count in refused.counts.items() if reason is not Reason.MODEL_NOT_SERVED}
+    return ", ".join(f"{told[kind]} {kind.value}" for kind in sorted(told, key=lambda reason: -reason.nearness))

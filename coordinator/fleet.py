@@ -24,6 +24,8 @@ from provider.protocol import (
     Stats,
 )
 
+TELLING_LOAD_BYTES = 2**30
+"""Of less, a load is mostly the start of a process, and says nothing of the disk."""
 NOTED_MODELS = 64
 """Of so many models a provider's last words on loads and prefetches are kept."""
 
@@ -94,6 +96,10 @@ class ProviderView:
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """By model, as are `loads`, `prefetches` and `breakers`."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    loading_since_s: Mapping[str, float] = field(default_factory=dict)
+    """By model: when a heartbeat first showed it loading."""
+    load_bytes_per_s: float | None = None
+    """As observed, of large models."""
 
     def at_it(self, model: str) -> bool:
         """Whether a request of ours for the model is with the provider."""
@@ -114,6 +120,7 @@ def registered(message: Register, generation: int, now_s: float, former: Provide
         prefetches=former.prefetches,
         cooldowns=former.cooldowns,
         breakers=former.breakers,
+        load_bytes_per_s=former.load_bytes_per_s,
     )
 
 
@@ -121,6 +128,7 @@ def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
     """A heartbeat older than the last proves life and says nothing else. It counts what we hold accepted."""
     if view.capacity_seq is not None and beat.capacity_seq < view.capacity_seq:
         return replace(view, heard_s=now_s)
+    slots = {slot.model: slot for slot in beat.slots}
     return replace(
         view,
         heard_s=now_s,
@@ -128,7 +136,9 @@ def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
         draining=beat.status == "draining" or view.drain_ordered,
         thermal=beat.thermal,
         memory=beat.memory,
-        slots={slot.model: slot for slot in beat.slots},
+        slots=slots,
+        loading_since_s=_loading(view, slots, now_s),
+        load_bytes_per_s=_load_rate(view, slots, now_s),
         stats=beat.stats,
         holds={key: hold for key, hold in view.holds.items() if not hold.accepted},
         counted={**view.counted, **{key: hold for key, hold in view.holds.items() if hold.accepted}},
@@ -244,6 +254,23 @@ def _amended(slots: Mapping[str, Slot], gone: Hold) -> Mapping[str, Slot]:
     line = {"waiting": slot.waiting - 1} if slot.waiting else {"running": max(0, slot.running - 1)}
     used = max(0, slot.tokens_used - gone.prompt_tokens)
     return {**slots, gone.model: slot.model_copy(update={**line, "tokens_used": used})}
+
+
+def _loading(view: ProviderView, slots: Mapping[str, Slot], now_s: float) -> Mapping[str, float]:
+    loading = [model for model, slot in slots.items() if slot.state == "loading"]
+    return {model: view.loading_since_s.get(model, now_s) for model in loading}
+
+
+def _load_rate(view: ProviderView, slots: Mapping[str, Slot], now_s: float) -> float | None:
+    """Halfway from the last to that of a load which this heartbeat shows done."""
+    rate = view.load_bytes_per_s
+    for model, since_s in view.loading_since_s.items():
+        slot, ad = slots.get(model), view.models.get(model)
+        done = slot is not None and slot.state in ("idle", "running")
+        if done and ad is not None and ad.size_bytes >= TELLING_LOAD_BYTES and now_s > since_s:
+            seen = ad.size_bytes / (now_s - since_s)
+            rate = seen if rate is None else (rate + seen) / 2
+    return rate
 
 
 def _noted(notes: Mapping[str, Noted], message: Progress, now_s: float) -> dict[str, Noted]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import assert_never
@@ -15,6 +15,7 @@ from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
 from coordinator.metrics import Metrics
 from coordinator.orders import Order, Orders, lacked_memory
+from coordinator.views import Views
 from provider.protocol import (
     ACK_EVERY,
     CLOSE_BAD_VERSION,
@@ -64,7 +65,7 @@ class Hub:
         self._timings = timings
         self._clock = clock
         self._seen = seen
-        self._views: dict[str, ProviderView] = {}
+        self._views = Views()
         self._connections: dict[str, Connection] = {}
         self._streams: dict[str, _Stream] = {}
         self._generations = itertools.count(1)
@@ -81,7 +82,7 @@ class Hub:
         return self._desired
 
     @property
-    def views(self) -> Mapping[str, ProviderView]:
+    def views(self) -> Views:
         return self._views
 
     def _count(self) -> dict[str, int]:

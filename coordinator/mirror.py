@@ -116,21 +116,21 @@ def token_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int |
     slot = view.slots.get(ad.id)
     if slot is not None and slot.tokens_max:
         return slot.tokens_max
-    if slot is not None and (_loaded(slot) or slot.state == "failed"):
+    if slot is not None and (loaded(slot) or slot.state == "failed"):
         return 0 if known_zero(slot) else None
     return _estimated_budget(view, ad, tables)
 
 
 def known_zero(slot: Slot | None) -> bool:
     """Loaded, with a rate and nothing to spend: it can serve nobody."""
-    return slot is not None and _loaded(slot) and slot.kv_bytes_per_token > 0 and slot.tokens_max == 0
+    return slot is not None and loaded(slot) and slot.kv_bytes_per_token > 0 and slot.tokens_max == 0
 
 
 def too_long(at_least_tokens: int, view: ProviderView, ad: ModelAd, tables: MemoryTables) -> TooLong | None:
     """For a prompt of at least so many tokens. A budget of nothing is no matter of the prompt."""
     if 0 < ad.context_length <= at_least_tokens:
         return TooLong.CONTEXT_EXCEEDED
-    if not _loaded(view.slots.get(ad.id)) and at_least_tokens <= _least_room(ad):
+    if not loaded(view.slots.get(ad.id)) and at_least_tokens <= least_room(ad):
         return None
     budget = token_budget(view, ad, tables)
     return TooLong.PROMPT_TOO_LONG if budget and budget < at_least_tokens else None
@@ -139,17 +139,17 @@ def too_long(at_least_tokens: int, view: ProviderView, ad: ModelAd, tables: Memo
 def longest_prompt(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int:
     """The bound that `too_long` holds a prompt against; 0 where it knows none."""
     budget = token_budget(view, ad, tables)
-    if budget and not _loaded(view.slots.get(ad.id)):
-        budget = max(budget, _least_room(ad))
+    if budget and not loaded(view.slots.get(ad.id)):
+        budget = max(budget, least_room(ad))
     return min((bound for bound in (ad.context_length, budget) if bound), default=0)
 
 
-def _least_room(ad: ModelAd) -> int:
+def least_room(ad: ModelAd) -> int:
     """What a provider that has loaded the model leaves it at least, in tokens: with less it does not load."""
     return MINIMUM_KV_BYTES // ad.kv_bytes_per_token if ad.kv_bytes_per_token else 0
 
 
-def _loaded(slot: Slot | None) -> bool:
+def loaded(slot: Slot | None) -> bool:
     return slot is not None and slot.state in LOADED
 
 
@@ -157,7 +157,7 @@ def capacity(view: ProviderView, model: str) -> Capacity:
     """As of the last heartbeat; one that differs makes a former refusal stale."""
     slot, ad = view.slots.get(model), view.models.get(model)
     return Capacity(
-        loaded=_loaded(slot),
+        loaded=loaded(slot),
         full=slot is not None and _full(slot),
         tokens_max=0 if slot is None else slot.tokens_max,
         max_concurrency=0 if slot is None else slot.max_concurrency,
@@ -185,15 +185,29 @@ def _full(slot: Slot) -> bool:
     return no_place or 0 < slot.tokens_max <= slot.tokens_used + slot.tokens_queued
 
 
-def _estimated_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int | None:
-    total = view.hardware.memory_bytes
-    if not (total and ad.size_bytes and ad.kv_bytes_per_token):
-        return None
+def estimable(view: ProviderView, ad: ModelAd) -> bool:
+    """Whether its room after a load can be guessed at all."""
+    return bool(view.hardware.memory_bytes and ad.size_bytes and ad.kv_bytes_per_token)
+
+
+def cap_estimate(view: ProviderView) -> int:
+    """What models may take of this machine, on the large side."""
     told = None if view.memory is None else _bytes(view.memory.effective_cap_bytes)
-    cap = max(int(CAP_FRACTION * total), told or 0)
-    alone = _reserve_of_release(view, [ad.id], tables)
-    floor = min(alone, reserve(view, tables).activation_reserve_bytes)
-    return post_load_tokens(cap, _resident_weights(view.version, ad, tables), floor, ad.kv_bytes_per_token)
+    return max(int(CAP_FRACTION * view.hardware.memory_bytes), told or 0)
+
+
+def reserve_alone(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int:
+    """The reserve of a provider of that release that serves this model and no other."""
+    return _reserve_of_release(view, [ad.id], tables)
+
+
+def _estimated_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int | None:
+    if not estimable(view, ad):
+        return None
+    floor = min(reserve_alone(view, ad, tables), reserve(view, tables).activation_reserve_bytes)
+    return post_load_tokens(
+        cap_estimate(view), resident_weights(view.version, ad, tables), floor, ad.kv_bytes_per_token
+    )
 
 
 def _reserve_of_release(view: ProviderView, ids: Iterable[str], tables: MemoryTables) -> int:
@@ -202,7 +216,7 @@ def _reserve_of_release(view: ProviderView, ids: Iterable[str], tables: MemoryTa
     return reserve_of_release(view.version, ids, {id: one for id, one in tables.floors.items() if id not in seeing})
 
 
-def _resident_weights(version: str, ad: ModelAd, tables: MemoryTables) -> int:
+def resident_weights(version: str, ad: ModelAd, tables: MemoryTables) -> int:
     """As measured, where that is known of the provider's release; else as on disk, for only admission is padded."""
     measured = tables.residency.get(ad.id)
     release = release_of(version)

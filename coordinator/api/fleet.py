@@ -1,17 +1,19 @@
 """GET /v1/fleet: what the coordinator knows of each provider, and why it is (not) routable."""
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 
-from coordinator import mirror
+from coordinator import mirror, routing
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
 from coordinator.config import Timings
+from coordinator.details import detail
 from coordinator.fleet import Noted, Presence, ProviderView, presence
-from coordinator.routing import Reason, judge
+from coordinator.reasons import REASONS, Reason
 from coordinator.routing import Request as Wanted
 from coordinator.services import Services
 from coordinator.store.records import MemoryTables, Token, TokenKind
@@ -25,15 +27,16 @@ Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 @router.get("/v1/fleet")
 async def fleet(request: Request, _: Reader) -> dict[str, Any]:
     services = services_of(request)
-    now = time.monotonic()
-    return {"providers": [_shown(services, view, now) for view in services.hub.views.values()]}
+    shown = Shown(services, time.monotonic(), services.hub.views.models)
+    return {"providers": [shown.provider(view) for view in services.hub.views.values()]}
 
 
 @router.get("/v1/fleet/{provider}")
 async def one_provider(request: Request, provider: str, _: Reader) -> dict[str, Any]:
     """By id, or by name where only one has it."""
     services = services_of(request)
-    return _shown(services, provider_named(services, provider), time.monotonic())
+    view = provider_named(services, provider)
+    return Shown(services, time.monotonic(), view.models).provider(view)
 
 
 def provider_named(services: Services, provider: str) -> ProviderView:
@@ -47,11 +50,31 @@ def provider_named(services: Services, provider: str) -> ProviderView:
     return view
 
 
-def _shown(services: Services, view: ProviderView, now_s: float) -> dict[str, Any]:
-    return provider_json(view, now_s, services.settings.timings, services.reference.tables)
+class Shown:
+    """The fleet at one moment, as far as it serves `models`."""
+
+    def __init__(self, services: Services, now_s: float, models: Iterable[str]) -> None:
+        self._services = services
+        self._now_s = now_s
+        self._reasons = {model: self._reasons_of(model) for model in models}
+
+    def provider(self, view: ProviderView) -> dict[str, Any]:
+        timings, tables = self._services.settings.timings, self._services.reference.tables
+        reasons = {model: self._reasons[model][view.provider_id] for model in view.models}
+        return provider_json(view, self._now_s, timings, tables, reasons)
+
+    def _reasons_of(self, model: str) -> dict[str, Reason | None]:
+        """By provider."""
+        hub, timings = self._services.hub, self._services.settings.timings
+        asked = Wanted(model, prompt_tokens=0)
+        ids, codes = routing.reasons(asked, hub.views, self._now_s, timings, self._services.reference.tables)
+        return {one: REASONS[code - 1] if code else None for one, code in zip(ids, codes.tolist(), strict=True)}
 
 
-def provider_json(view: ProviderView, now_s: float, timings: Timings, tables: MemoryTables) -> dict[str, Any]:
+def provider_json(
+    view: ProviderView, now_s: float, timings: Timings, tables: MemoryTables, reasons: Mapping[str, Reason | None]
+) -> dict[str, Any]:
+    """`reasons`: for each model that it serves, why it would not be given a request now."""
     return {
         "id": view.provider_id,
         "name": view.name,
@@ -68,7 +91,7 @@ def provider_json(view: ProviderView, now_s: float, timings: Timings, tables: Me
         "slots": [slot.model_dump() for slot in view.slots.values()],
         "requests_held": len(view.holds) + len(view.counted),
         "parked": sum(slot.parked for slot in view.slots.values()),
-        "models": [_model(view, ad, now_s, timings, tables) for ad in view.models.values()],
+        "models": [_model(view, ad, now_s, tables, reasons[ad.id]) for ad in view.models.values()],
         "loads": [_noted(note, now_s) for note in view.loads.values()],
         "prefetches": [_noted(note, now_s) for note in view.prefetches.values()],
         "cooldowns": _cooldowns(view, now_s),
@@ -85,15 +108,16 @@ def _reserve(view: ProviderView, tables: MemoryTables) -> dict[str, Any]:
     return {"activation_reserve_bytes": found.activation_reserve_bytes, "source": source}
 
 
-def _model(view: ProviderView, ad: ModelAd, now_s: float, timings: Timings, tables: MemoryTables) -> dict[str, Any]:
+def _model(
+    view: ProviderView, ad: ModelAd, now_s: float, tables: MemoryTables, reason: Reason | None
+) -> dict[str, Any]:
     """`fits` is of the idle machine; `cold_load` of now, had it to be loaded."""
-    verdict = judge(Wanted(ad.id, prompt_tokens=0), view, now_s, timings, tables)
-    reason = verdict.value if isinstance(verdict, Reason) else None
     plan = mirror.plan(view, ad, tables)
     return {
         **ad.model_dump(),
         "routable": reason is None,
         "reason": reason,
+        "detail": detail(reason, Wanted(ad.id, prompt_tokens=0), view, now_s, tables),
         "token_budget": mirror.token_budget(view, ad, tables),
         "cold_load": mirror.cold_load(view, ad).value,
         "required_bytes": plan.required_bytes,

@@ -6,6 +6,7 @@ from typing import Any
 from coordinator import fleet
 from coordinator.fleet import ProviderView
 from coordinator.store.records import MemoryTables, Residency
+from coordinator.views import Views
 from provider.memory.floors import SHIPPED_FLOORS, SHIPPED_RESIDENCY_BYTES
 from provider.protocol import Hardware, Heartbeat, MemoryReport, ModelAd, MtpStatus, Register, Slot
 
@@ -66,3 +67,11 @@ def view(provider_id: str = "p1", *slots: Slot, now_s: float = 0.0, **values: An
     """Registered and beating at `now_s`."""
     fresh = fleet.registered(register(provider_id), generation=1, now_s=now_s)
     return replace(fleet.beaten(fresh, beat(slots=slots), now_s), **values)
+
+
+def listed(*views: ProviderView) -> Views:
+    """In this order; the last of those with one id counts."""
+    known = Views()
+    for one in views:
+        known[one.provider_id] = one
+    return known

@@ -1,0 +1,197 @@
+"""All providers as they are known, and beside each view its rows for routing, kept up to date as views change."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.columns import Estimator, Floats, Machine, Place, machine, place
+from coordinator.fleet import ProviderView
+from coordinator.store.records import MemoryTables
+
+FIRST_ROWS = 16
+NEVER_TOLD = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A model's providers: the row numbers of all that is given here agree. To be used before the next change."""
+
+    ids: list[str]
+    rows: Mapping[str, int]
+    own: Place[Floats]
+    machine: Machine[Floats]
+
+
+class Views(Mapping[str, ProviderView]):
+    """Providers by id, in the order in which they came. Owned by the event loop.
+
+    Setting a view renews the rows of what has changed in it, and no others: two or three of a heartbeat, one of a
+    request that is sent.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, ProviderView] = {}
+        self._machines = _Cells(len(Machine._fields))
+        self._machine_rows: dict[str, int] = {}
+        self._free_rows: list[int] = []
+        self._models: dict[str, _Places] = {}
+        self._estimator = Estimator(MemoryTables({}, {}))
+        self._listeners: list[Callable[[str], None]] = []
+
+    def __getitem__(self, provider_id: str) -> ProviderView:
+        return self._views[provider_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __setitem__(self, provider_id: str, view: ProviderView) -> None:
+        former = self._views.get(provider_id)
+        self._views[provider_id] = view
+        if former is None:
+            self._machine_rows[provider_id] = self._free_rows.pop() if self._free_rows else len(self._machine_rows)
+        self._machines.set(self._machine_rows[provider_id], machine(view, self._estimator.tables))
+        self._leave(former, view)
+        for model in _changed(former, view):
+            self._renew(model, view)
+        self._tell(provider_id)
+
+    def __delitem__(self, provider_id: str) -> None:
+        view = self._views.pop(provider_id)
+        self._free_rows.append(self._machine_rows.pop(provider_id))
+        for model in view.models:
+            self._remove(model, provider_id)
+        self._tell(provider_id)
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Called, after each change of a provider's view, with its id; not to change views itself."""
+        self._listeners.append(listener)
+
+    @property
+    def models(self) -> list[str]:
+        """What anybody listed advertises."""
+        return sorted(self._models)
+
+    def seen(self, model: str, tables: MemoryTables) -> Seen | None:
+        """None where nobody advertises it."""
+        self._follow(tables)
+        places = self._models.get(model)
+        if places is None:
+            return None
+        count = len(places.ids)
+        machines = self._machines.cells.take(places.machine_rows[:count], axis=1)
+        return Seen(places.ids, places.rows, Place(*places.cells.cells[:, :count]), Machine(*machines))
+
+    def told(self, model: str) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        """By row of that model: the code that the provider was told last, to be written by whoever tells it."""
+        places = self._models[model]
+        return places.told[: len(places.ids)]
+
+    def _tell(self, provider_id: str) -> None:
+        for listener in self._listeners:
+            listener(provider_id)
+
+    def _follow(self, tables: MemoryTables) -> None:
+        """Other tables make other estimates; they change when an operator changes them."""
+        if tables is self._estimator.tables:
+            return
+        same = tables == self._estimator.tables
+        self._estimator = Estimator(tables)
+        if same:
+            return
+        for provider_id, view in self._views.items():
+            self._machines.set(self._machine_rows[provider_id], machine(view, tables))
+            for model in view.models:
+                self._renew(model, view)
+
+    def _leave(self, former: ProviderView | None, view: ProviderView) -> None:
+        """What it no longer serves; and what it served on another connection, of which it has been told nothing."""
+        if former is None or former.models is view.models:
+            return
+        for model in former.models:
+            if model not in view.models or former.generation != view.generation:
+                self._remove(model, former.provider_id)
+
+    def _remove(self, model: str, provider_id: str) -> None:
+        places = self._models[model]
+        places.remove(provider_id)
+        if not places.ids:
+            del self._models[model]
+
+    def _renew(self, model: str, view: ProviderView) -> None:
+        places = self._models.get(model)
+        if places is None:
+            places = self._models[model] = _Places()
+        row = place(view, view.models[model], self._estimator)
+        places.set(view.provider_id, self._machine_rows[view.provider_id], row)
+
+
+def _changed(former: ProviderView | None, view: ProviderView) -> set[str]:
+    """The models whose rows differ between two views, by what the maker of a new view has replaced."""
+    if former is None or former.models is not view.models:
+        return set(view.models)
+    models: set[str] = set()
+    for was, now in (
+        (former.slots, view.slots),
+        (former.full_until_s, view.full_until_s),
+        (former.cooldowns, view.cooldowns),
+        (former.breakers, view.breakers),
+        (former.loading_since_s, view.loading_since_s),
+    ):
+        if was is not now:
+            models |= was.keys() | now.keys()
+    for before, after in ((former.holds, view.holds), (former.counted, view.counted)):
+        if before is not after:
+            models |= {hold.model for holds in (before, after) for hold in holds.values()}
+    return models & view.models.keys()
+
+
+class _Cells:
+    """A table that grows: `cells[column, row]`."""
+
+    def __init__(self, columns: int) -> None:
+        self.cells = np.zeros((columns, FIRST_ROWS))
+
+    def set(self, row: int, values: tuple[float, ...]) -> None:
+        if row >= self.cells.shape[1]:
+            self.cells = np.concatenate([self.cells, np.zeros_like(self.cells)], axis=1)
+        self.cells[:, row] = values
+
+
+class _Places:
+    """The providers of one model, in rows without gaps: the last takes the place of one that leaves."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.rows: dict[str, int] = {}
+        self.cells = _Cells(len(Place._fields))
+        self.machine_rows = np.zeros(FIRST_ROWS, np.intp)
+        self.told = np.full(FIRST_ROWS, NEVER_TOLD, np.uint8)
+
+    def set(self, provider_id: str, machine_row: int, row: Place[float]) -> None:
+        number = self.rows.get(provider_id)
+        if number is None:
+            number = self._append(provider_id)
+        self.cells.set(number, row)
+        self.machine_rows[number] = machine_row
+
+    def remove(self, provider_id: str) -> None:
+        gap, last = self.rows.pop(provider_id), len(self.ids) - 1
+        mover = self.ids.pop()
+        if gap == last:
+            return
+        self.ids[gap], self.rows[mover] = mover, gap
+        self.cells.cells[:, gap] = self.cells.cells[:, last]
+        self.machine_rows[gap], self.told[gap] = self.machine_rows[last], self.told[last]
+
+    def _append(self, provider_id: str) -> int:
+        number = self.rows[provider_id] = len(self.ids)
+        self.ids.append(provider_id)
+        if number >= len(self.told):
+            self.machine_rows = np.concatenate([self.machine_rows, np.zeros_like(self.machine_rows)])
+            self.told = np.concatenate([self.told, self.told])
+        self.told[number] = NEVER_TOLD
+        return number
