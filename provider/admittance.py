@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from provider.api import wire
 from provider.catalog import Model
-from provider.errors import ModelError, RequestFailed, WorkerError
+from provider.errors import ExactUnavailable, ModelError, RequestFailed, WorkerError
 from provider.loading import LoadRefused
 from provider.memory.refusal import MemoryRefusal
 from provider.occupancy import Occupancy
@@ -31,6 +31,8 @@ class Admittance:
         model = self._served(model_id)
         if model.slot.loaded is not None or model_id in self._occupancy.loading:
             return
+        if model.exact_refusal is not None:
+            raise not_exact(model.exact_refusal)
         refusal = await self._feasible(model)
         if refusal is not None:
             raise refused_request(refusal)
@@ -41,6 +43,8 @@ class Admittance:
             model = self._served(model_id)
             if model.slot.status == "failed" or self._occupancy.takes_requests(model):
                 return model.slot  # a failed one says so itself
+            if model.exact_refusal is not None and model_id not in self._occupancy.loading:
+                raise not_exact(model.exact_refusal)
             await self._await_load(model_id)
         raise RequestFailed(wire.unavailable(f"The model {model_id} was unloaded before its turn.", "slot_state", 5))
 
@@ -52,6 +56,8 @@ class Admittance:
             await self._load(model_id)
         except LoadRefused as refused:
             raise refused_request(refused.refusal) from refused
+        except ExactUnavailable as refused:
+            raise not_exact(refused) from refused
         except (ModelError, WorkerError) as error:
             message = f"The model {model_id} cannot be loaded: {error}"
             raise RequestFailed(wire.unavailable(message, "slot_state", 5)) from error
@@ -63,3 +69,8 @@ class Admittance:
 
 def refused_request(refusal: MemoryRefusal) -> RequestFailed:
     return RequestFailed(wire.memory_refused(refusal.message, refusal.detail()))
+
+
+def not_exact(refusal: ExactUnavailable) -> RequestFailed:
+    """Another provider may be able to; here it would be the same again."""
+    return RequestFailed(wire.Failure(503, "service_unavailable", refusal.code, str(refusal), "model", retryable=True))

@@ -1,15 +1,18 @@
 """What a provider tells of its models beside their memory."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from provider.catalog import Model
-from provider.config import ProviderConfig
+from provider.exact.policy import Mode as ExactMode
 from provider.mtp.policy import Reason
+from provider.pipe import ExactReport
 from provider.protocol import ModelAd, MtpStatus, Stats
 from provider.slot import ModelSlot
 
 
-def model_ad(model: Model, config: ProviderConfig) -> ModelAd:
+def model_ad(model: Model, wanted: ExactMode) -> ModelAd:
+    """`wanted`: the mode of its next load."""
     facts = model.checkpoint
     return ModelAd(
         id=model.id,
@@ -20,7 +23,7 @@ def model_ad(model: Model, config: ProviderConfig) -> ModelAd:
         kv_bytes_per_token=facts.kv_bytes_per_token,
         state_bytes=facts.state_bytes,
         vision=False,  # a checkpoint may have a vision tower; its text part alone is served
-        exact="off" if config.engine.exact == "off" else "unavailable",
+        exact=_promise(model, wanted),
         mtp=mtp_status(model.slot),
         weight_digest=model.digest if model.verified else None,
     )
@@ -35,10 +38,21 @@ def mtp_status(slot: ModelSlot) -> MtpStatus:
     return MtpStatus(active=slot.loaded.drafts.active, reason=slot.loaded.drafts.reason)
 
 
-def exactness(config: ProviderConfig) -> tuple[str, str | None]:
-    if config.engine.exact == "off":
-        return "off", "exact concurrency is switched off"
-    return "unavailable", "exact concurrency is not part of this release"
+def exact_report(model: Model) -> ExactReport:
+    """Whether a model is exact now, as its worker found when it loaded it."""
+    if model.slot.loaded is not None:
+        return model.slot.loaded.exact
+    if model.exact_refusal is not None:
+        return ExactReport(state="unavailable", reason=str(model.exact_refusal), code=model.exact_refusal.code)
+    return ExactReport(reason="it is not loaded")
+
+
+def _promise(model: Model, wanted: ExactMode) -> Literal["on", "off", "unavailable"]:
+    """Whether a chat that is sent here will be exact. One that has not been loaded yet is so under `on`: it is refused
+    else."""
+    report = exact_report(model)
+    untried = model.slot.loaded is None and model.exact_refusal is None
+    return "on" if untried and wanted == "on" else report.state
 
 
 def stats_of(slots: Iterable[ModelSlot]) -> Stats:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from provider.config import ProviderConfig
+from provider.errors import ExactUnavailable
 from provider.generation import TextTokenizer
 from provider.memory.caps import minimum_serviceable_kv
 from provider.memory.grants import Member
@@ -37,6 +38,8 @@ class Model:
     pinned: bool = False
     digest: str | None = None
     verified: bool = False
+    exact_refusal: ExactUnavailable | None = None
+    """Why its last load was refused, where that would be so again until somebody changes the mode."""
 
     @property
     def id(self) -> str:

@@ -9,11 +9,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provider.errors import ConfigError
+from provider.exact.policy import Mode as ExactMode
 from provider.memory.caps import CAP_FRACTION, GIB, cap_fraction, gib_to_bytes
 from provider.mtp.policy import Mode as MtpMode
 from provider.mtp.policy import is_killed
@@ -21,9 +22,10 @@ from provider.parking.files import DIRECTORY
 from provider.parking.knobs import DEFAULT_KNOBS, DEFAULT_RAM_GB, Knobs, ParkSpec, knobs_in
 from provider.system_memory import MemoryKind
 
-ExactMode = Literal["off", "auto", "on"]
 NoticeMode = Literal["comment", "chunk", "off"]
 BackendName = Literal["mlx", "sim"]
+
+EXACT_VARIABLE = "DARKBLOOM_EXACT"
 
 Positive = Annotated[int, Field(ge=1)]
 Positions = Annotated[int, Field(ge=2)]
@@ -86,6 +88,8 @@ class ProviderConfig:
     """What is loaded at start, in this order; None: every model that is served, as far as memory allows."""
     pinned: tuple[str, ...] = ()
     """Never evicted and never timed out."""
+    exact_told_by: str | None = None
+    """Which flag, variable or key says what `engine.exact` is. None: none does, so a stored setting counts."""
     mtp_killed: bool = False
     cap_fraction: float = CAP_FRACTION
     activation_reserve_bytes: int | None = None
@@ -159,6 +163,9 @@ def read_config(
     """`flags`: engine keys as given on the command line, None where they were not."""
     told = _read_file(file or default_config_file())
     given = {key: value for key, value in flags.items() if value is not None}
+    exact_told_by = _who_tells_exact(given, env, told.engine)
+    if exact_told_by == EXACT_VARIABLE:
+        given["exact"] = _exact_in(env)
     provider = told.provider if name is None else told.provider.model_copy(update={"name": name})
     urls = told.coordinator.url if isinstance(told.coordinator.url, list) else [told.coordinator.url]
     return ProviderConfig(
@@ -173,6 +180,7 @@ def read_config(
         pinned=tuple(told.models.pinned),
         cap_fraction=cap_fraction(env.get("DARKBLOOM_MEM_CAP_FRACTION")),
         activation_reserve_bytes=gib_to_bytes(env.get("DARKBLOOM_ACTIVATION_RESERVE_GB")),
+        exact_told_by=exact_told_by,
         mtp_killed=is_killed(env.get("DARKBLOOM_MTP")),
         park_knobs=knobs_in(env),
     )
@@ -185,6 +193,21 @@ def _override(section: EngineSection, given: Mapping[str, Any]) -> EngineSection
         first = error.errors(include_url=False)[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-")
         raise ConfigError(f"{flag} {first.get('input')!r}: {first['msg']}") from None
+
+
+def _who_tells_exact(flags: Mapping[str, Any], env: Mapping[str, str], file: EngineSection) -> str | None:
+    if "exact" in flags:
+        return "--exact"
+    if env.get(EXACT_VARIABLE):
+        return EXACT_VARIABLE
+    return "engine.exact in provider.toml" if "exact" in file.model_fields_set else None
+
+
+def _exact_in(env: Mapping[str, str]) -> str:
+    mode = env[EXACT_VARIABLE].strip().lower()
+    if mode not in get_args(ExactMode):
+        raise ConfigError(f"{EXACT_VARIABLE}={env[EXACT_VARIABLE]!r}: say off, auto or on.")
+    return mode
 
 
 def _read_file(path: Path) -> ConfigFile:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from provider.catalog import Factory, Model
 from provider.config import ProviderConfig
-from provider.errors import ConfigError, ModelError, SelfTestFailed
+from provider.errors import ConfigError, ExactUnavailable, ModelError, SelfTestFailed
 from provider.loading import MAX_RESIDENT_MODELS, LoadRefused
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,6 @@ class Named:
     """Raises ModelError or ConfigError."""
 
     def __init__(self, config: ProviderConfig, factory: Factory) -> None:
-        if config.engine.exact == "on":
-            raise ConfigError("--exact on: exact concurrency is not part of this release; use --exact auto or off.")
         models = [factory.create(one) for one in config.models]
         self.models: dict[str, Model] = {one.id: one for one in models}
         if len(self.models) < len(models):
@@ -57,6 +55,6 @@ async def _preload(id: str, load: Load) -> ModelError | None:
     except LoadRefused as refused:
         log.warning("preload_refused model=%s reason=%s", id, refused)
         return ModelError(str(refused))
-    except SelfTestFailed as error:
+    except (SelfTestFailed, ExactUnavailable) as error:
         return error
     return None

@@ -11,7 +11,7 @@ from typing import Literal, assert_never
 
 from provider.background import Background
 from provider.catalog import Model
-from provider.errors import ModelError, RequestFailed, WorkerError
+from provider.errors import ExactUnavailable, ModelError, RequestFailed, WorkerError
 from provider.loading import LoadRefused
 from provider.protocol import (
     DesiredModels,
@@ -94,6 +94,8 @@ class Operations:
         except RequestFailed as failed:
             failure = failed.failure
             say(_load_failed(model_id, f"{failure.code}: {failure.message}"))
+        except ExactUnavailable as error:
+            say(_load_failed(model_id, f"{error.code}: {error}"))
         except (ModelError, WorkerError) as error:
             say(_load_failed(model_id, f"load_failed: {error}"))
         else:

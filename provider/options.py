@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from provider.config import BackendName, ExactMode
+from provider.config import BackendName
+from provider.exact.policy import Mode as ExactMode
 from provider.mtp.policy import Mode
 
 TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
@@ -21,7 +22,12 @@ ContextLength = Annotated[int | None, typer.Option(help="Token positions one cha
 KvPoolTokens = Annotated[int | None, typer.Option(help="Token positions of all resident chats of a model.", min=2)]
 MtpDrafterPath = Annotated[str | None, typer.Option(help="A directory with a prediction head, for --mtp-mode on.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Chats of a model that run at once.", min=1)]
-Exact = Annotated[ExactMode | None, typer.Option(help="Exact concurrency; 'on' is refused in this release.")]
+Exact = Annotated[
+    ExactMode | None,
+    typer.Option(
+        help="A chat's bytes do not depend on who else is there: auto where it can be, on refuses to load what cannot."
+    ),
+]
 MtpMode = Annotated[
     Mode | None, typer.Option(help="Draft with a prediction head: auto takes an embedded one; /props says why not.")
 ]

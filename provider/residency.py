@@ -19,7 +19,9 @@ from provider.background import Background
 from provider.capacity import Capacity, picture
 from provider.catalog import Factory, Files, LocalFiles, Model
 from provider.config import ProviderConfig
-from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
+from provider.errors import ExactUnavailable, ModelError, RequestFailed, SelfTestFailed, WorkerError
+from provider.exact.policy import Mode as ExactMode
+from provider.exact_setting import ExactSetting
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.granting import Granting
 from provider.idle import reap, settle
@@ -74,6 +76,7 @@ class Residency:
         self.started = False
         self.last_load_error: LoadError | None = None
         self.retired = Retirement()
+        self.exact = ExactSetting(config)
         self.factory = Factory(config, files or LocalFiles(), create_runner, self, clock, memory_kind)
         self._named = Named(config, self.factory)
         self.occupancy = Occupancy(Bounds.told(config, physical_bytes, floors), self._named.models)
@@ -195,6 +198,13 @@ class Residency:
         for id in sorted(gone):
             self._background.spawn(self._leave(self.occupancy.models[id]))
 
+    def want_exact(self, mode: ExactMode) -> None:
+        """From the next load on, where nothing overrides it; what was refused may be tried again. Raises OSError."""
+        self.exact.store(mode)
+        for model in self.occupancy.models.values():
+            model.exact_refusal = None
+        self._changed.tell()
+
     def retire(self, model: Model) -> None:
         """A build that computes nonsense here: not served any more, and not again while this process lives."""
         self.retired.mark(model.id, model.digest)
@@ -209,8 +219,13 @@ class Residency:
     @property
     def slots(self) -> list[ModelSlot]:
         """Of every model that is served, or still loaded."""
+        return [one.slot for one in self.served]
+
+    @property
+    def served(self) -> list[Model]:
+        """Models that are served, or still loaded."""
         found = self.occupancy.models.values()
-        return [one.slot for one in found if one.id in self.advertised_ids or one.slot.status != "unloaded"]
+        return [one for one in found if one.id in self.advertised_ids or one.slot.status != "unloaded"]
 
     def ever_fits(self, model: Model) -> bool:
         """Whether it could be loaded here, on an idle machine: what never can is not worth advertising."""
@@ -218,7 +233,7 @@ class Residency:
 
     def advertised(self) -> list[ModelAd]:
         """What the coordinator is told of each model."""
-        return [model_ad(self.occupancy.models[id], self.config) for id in self.advertised_ids]
+        return [model_ad(self.occupancy.models[id], self.exact.wanted) for id in self.advertised_ids]
 
     def stats(self) -> Stats:
         return stats_of(one.slot for one in self.occupancy.models.values())
@@ -258,8 +273,10 @@ class Residency:
             model = self._wanted(model_id)
             if model.slot.loaded is not None:
                 return
+            model.slot.want_exact(self.exact.wanted)
             try:
                 await self._loading.load(model, evict)
+                model.exact_refusal = None
             except (LoadRefused, ModelError, WorkerError) as error:
                 self._note_failed_load(model, error)
                 raise
@@ -273,6 +290,9 @@ class Residency:
         log.warning("load_failed model=%s error=%s", model.id, error)
         if isinstance(error, SelfTestFailed):
             self.retire(model)
+        model.exact_refusal = None
+        if isinstance(error, ExactUnavailable) and self.exact.wanted == "on":  # somebody may have changed it meanwhile
+            model.exact_refusal = error
 
     async def _join(self, model: Model, wanted: Callable[[], bool]) -> bool:
         occupancy = self.occupancy

@@ -17,6 +17,7 @@ import msgspec
 
 from provider.api import wire
 from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
+from provider.exact.policy import Mode as ExactMode
 from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
 from provider.mtp.policy import Declaration
 from provider.pipe import (
@@ -269,6 +270,10 @@ class ModelSlot:
         self.spec = msgspec.structs.replace(
             self.spec, kv_pool_bytes=kv_pool_bytes, activation_reserve_bytes=activation_reserve_bytes
         )
+
+    def want_exact(self, mode: ExactMode) -> None:
+        """Of the next worker, and of those that take its place."""
+        self.spec = msgspec.structs.replace(self.spec, exact=mode)
 
     def allow_drafter(self, allowed: bool) -> None:
         """Whether the next worker may load a head from files of its own."""

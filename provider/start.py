@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ from provider.api.surface import Surface
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, data_directory, make_data_directory, read_config
 from provider.errors import ConfigError, WorkerError
+from provider.exact_status import exact_object
 from provider.hardware import memory_in_use, read_hardware, read_system_memory
 from provider.identity import provider_id
 from provider.lifetime import Lifetime
@@ -141,6 +143,17 @@ def _print_status(running: state.DaemonState) -> None:
     for slot in running.details["slots"]:
         counts = f"{slot['running']} running, {slot['waiting']} waiting, {slot['parked']} parked"
         typer.echo(f"  {slot['model']}  {slot['state']}: {counts}")
+        typer.echo(f"    exact concurrency: {_exactness(running.details.get('exact', {}).get(slot['model']))}")
+
+
+def _exactness(told: Mapping[str, Any] | None) -> str:
+    if told is None:  # the model has just come or gone
+        return "unknown"
+    match told["state"]:
+        case "on":
+            return f"on, in lanes of {told['lane_rows']} rows"
+        case state:
+            return f"{state}{'' if told['reason'] is None else ': ' + told['reason']}"
 
 
 async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> None:
@@ -203,6 +216,7 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
                 for one in links
             ],
             "slots": [one.model_dump() for one in capacity.slots],
+            "exact": {one.id: exact_object(one) for one in residency.served},
             "memory": capacity.memory.model_dump(),
             "resident": {one.id: one.slot.resident_bytes for one in residency.occupancy.residents},
             "last_load_error": None if residency.last_load_error is None else asdict(residency.last_load_error),

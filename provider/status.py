@@ -5,7 +5,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from provider.advertisement import exactness, mtp_status
+from provider.advertisement import mtp_status
+from provider.api import wire
+from provider.errors import RequestFailed
+from provider.exact.policy import Mode as ExactMode
+from provider.exact_status import exact_object, overall, settings_object
 from provider.metrics import exposition
 from provider.protocol import MtpStatus
 from provider.residency import Residency
@@ -27,7 +31,7 @@ class Status:
         return "ok"
 
     def props(self) -> dict[str, Any]:
-        exact, reason = exactness(self._residency.config)
+        exact, reason = overall(self._residency.served, self._residency.exact)
         slots = self._residency.slots
         mtp = mtp_status(slots[0]) if slots else MtpStatus(active=False, reason="config_disabled")
         return {
@@ -40,6 +44,17 @@ class Status:
             "mtp": {"mode": self._residency.config.engine.mtp_mode, "active": mtp.active, "reason": mtp.reason},
             "models": [self._model(slot) for slot in slots],
         }
+
+    def exact_concurrency(self) -> dict[str, Any]:
+        return settings_object(self._residency.served, self._residency.exact)
+
+    def want_exact_concurrency(self, mode: ExactMode) -> None:
+        """Raises RequestFailed."""
+        try:
+            self._residency.want_exact(mode)
+        except OSError as error:
+            message = f"The setting cannot be stored: {error}. Free some space in the data directory, or mend it."
+            raise RequestFailed(wire.internal_error(message, "settings_not_stored")) from error
 
     async def slots(self) -> list[dict[str, Any]]:
         """One entry for each place of each model, taken or free; then those who wait for one."""
@@ -89,6 +104,7 @@ class Status:
             "size_bytes": checkpoint.size_bytes,
             "max_concurrent": slot.limits.max_concurrent,
             "mtp": self._mtp(slot),
+            "exact": exact_object(self._residency.occupancy.models[slot.id]),
         }
 
     def _mtp(self, slot: ModelSlot) -> dict[str, Any]:

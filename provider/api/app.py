@@ -22,6 +22,7 @@ from provider.api.messages_body import CountBody, MessagesBody
 from provider.api.request_id import RequestIds
 from provider.api.requests import ChatBody, CompletionBody
 from provider.api.responses_body import ResponsesBody
+from provider.api.settings import ExactConcurrency, add_settings
 from provider.api.stream import AnswerResponse, NoticeMode, failure_response, notice_mode
 from provider.api.surface import Surface
 from provider.api.wire import Failure, internal_error
@@ -44,7 +45,7 @@ GENERATION: dict[str, tuple[str, type[BaseModel]]] = {
 SERVING_STATES: tuple[Health, ...] = ("ok", "draining")
 
 
-class ProviderStatus(Protocol):
+class ProviderStatus(ExactConcurrency, Protocol):
     """What the API tells of the provider itself."""
 
     def health(self) -> Health: ...
@@ -74,6 +75,7 @@ def create_app(
     _add_generation(app, Surface(serving, clock, drawn), notices)
     _add_models(app, serving, created=int(clock()))
     _add_status(app, status)
+    add_settings(app, status)
     _add_errors(app)
     # The last one added is the first to see a request.
     if api_key is not None:

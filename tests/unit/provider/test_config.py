@@ -122,6 +122,31 @@ def test_the_kill_switch_of_drafting_is_read(tmp_path: Path, value: str | None, 
     assert told(tmp_path, env=env).mtp_killed is killed
 
 
+@pytest.mark.parametrize(
+    ("flag", "variable", "file", "mode", "by"),
+    [
+        (None, None, None, "off", None),
+        (None, None, "auto", "auto", "engine.exact in provider.toml"),
+        (None, "on", "auto", "on", "DARKBLOOM_EXACT"),
+        (None, "ON", None, "on", "DARKBLOOM_EXACT"),
+        (None, "", "off", "off", "engine.exact in provider.toml"),
+        ("off", "on", "auto", "off", "--exact"),
+    ],
+)
+def test_exactness_is_told_by_the_flag_the_environment_or_the_file(
+    tmp_path: Path, flag: str | None, variable: str | None, file: str | None, mode: str, by: str | None
+) -> None:
+    toml = "" if file is None else f"[engine]\nexact = {file!r}"
+    env = {} if variable is None else {"DARKBLOOM_EXACT": variable}
+    config = told(tmp_path, toml, {"exact": flag}, env=env)
+    assert (config.engine.exact, config.exact_told_by) == (mode, by)
+
+
+def test_a_wrong_variable_of_exactness_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="DARKBLOOM_EXACT='yes': say off, auto or on"):
+        told(tmp_path, env={"DARKBLOOM_EXACT": "yes"})
+
+
 def test_what_is_set_without_effect_is_named(tmp_path: Path) -> None:
     config = told(tmp_path, "[models]\nidle_timeout_mins = 5", {"preempt_ram_gb": 1.0})
     assert config.without_effect("unified") == ["engine.preempt_ram_gb"]

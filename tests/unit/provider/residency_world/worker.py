@@ -11,6 +11,7 @@ from provider.pipe import (
     ClearCache,
     Command,
     EngineState,
+    ExactReport,
     Grant,
     Granted,
     Loaded,
@@ -188,4 +189,5 @@ class ScriptedWorker:
             load_s=0.0,
             active_bytes=self.build.weight_bytes,
             baseline_bytes=self.build.baseline_bytes,
+            exact=ExactReport() if self.spec.exact == "off" else ExactReport(state="on", lane_rows=4),
         )

@@ -39,6 +39,7 @@ class World:
         reserve_gib: float = 4,
         limit_gib: float | None = None,
         preload: tuple[str, ...] = (),
+        data_dir: Path = Path("/nowhere"),
         **config: Any,
     ) -> None:
         known = list(builds)
@@ -60,7 +61,7 @@ class World:
                 engine=EngineSection(),
                 models=tuple([one.name for one in known] if named is None else named),
                 coordinators=(),
-                data_dir=Path("/nowhere"),
+                data_dir=data_dir,
                 preload=preload,
                 **config,
             ),

@@ -1,0 +1,177 @@
+"""Exact concurrency on its way to each model's load, and what a provider says of it."""
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from provider.errors import ExactUnavailable, RequestFailed
+from provider.exact_status import overall, settings_object
+from provider.protocol import LoadModel, LoadModelStatus
+from provider.status import Status
+from tests.unit.provider.residency_world.builds import build
+from tests.unit.provider.residency_world.invariants import check_rest
+from tests.unit.provider.residency_world.virtual_loop import play
+from tests.unit.provider.residency_world.world import World
+from tests.unit.provider.test_residency_races import failure
+
+REFUSED = ExactUnavailable(
+    "m: exact mode is on, and cannot be guaranteed: experts are sorted: serve it with exact off."
+)
+
+
+def played(script: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test that is a coroutine of the world's own loop, with a data directory."""
+
+    def test(tmp_path: Path) -> None:
+        play(lambda: script(tmp_path))
+
+    test.__name__ = script.__name__
+    return test
+
+
+def world_of(tmp_path: Path, *names: str) -> World:
+    return World([build(name, 4) for name in names], data_dir=tmp_path)
+
+
+def ads(world: World) -> dict[str, str]:
+    return {one.id: one.exact for one in world.residency.advertised()}
+
+
+def told(world: World) -> dict[str, Any]:
+    return settings_object(world.residency.served, world.residency.exact)
+
+
+@played
+async def test_a_mode_counts_from_the_next_load_on(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "a", "b")
+    await world.load("a")
+    changes = world.changes
+    world.residency.want_exact("auto")
+    assert world.changes == changes + 1
+    assert (told(world)["wanted"], told(world)["actual"]) == ("auto", "off")
+    assert told(world)["reason"] == "it was loaded with exact off, and auto counts from the next load on"
+    await world.load("b")
+    assert ads(world) == {"a": "off", "b": "on"}
+    assert [(one["id"], one["mode"], one["state"], one["lane_rows"]) for one in told(world)["models"]] == [
+        ("a", "off", "off", None),
+        ("b", "auto", "on", 4),
+    ]
+    assert told(world)["actual"] == "off"
+    unload = await world.begin(world.residency.unload("a"))
+    await world.open_all()
+    await unload
+    await world.load("a")
+    assert ads(world) == {"a": "on", "b": "on"}
+    assert overall(world.residency.served, world.residency.exact) == ("on", None)
+    await check_rest(world)
+
+
+@played
+async def test_one_that_dies_is_replaced_in_the_mode_it_was_loaded_with(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "a")
+    world.residency.want_exact("on")
+    await world.load("a")
+    world.residency.want_exact("off")
+    world.worker("a").die()
+    await world.loop.settle()
+    await world.open_all()
+    assert world.worker("a").spec.exact == "on"
+    assert ads(world) == {"a": "on"}
+
+
+@played
+async def test_before_its_first_load_a_model_promises_only_what_it_would_be_refused_for(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "a")
+    for mode, ad in (("off", "off"), ("auto", "off"), ("on", "on")):
+        world.residency.want_exact(mode)  # type: ignore[arg-type]  # of the literals above
+        assert ads(world) == {"a": ad}
+        assert told(world)["actual"] == "off"
+
+
+@played
+async def test_what_cannot_be_exact_is_refused_by_name_and_not_tried_again_for_each_request(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "m")
+    world.residency.want_exact("on")
+    chat = await world.chat("1", "m")
+    await world.open_until("start:m")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    assert await failure(chat) == (503, "exact_unavailable")
+    assert ads(world) == {"m": "unavailable"}
+    assert overall(world.residency.served, world.residency.exact) == ("unavailable", str(REFUSED))
+    again = await world.chat("2", "m")
+    assert await failure(again) == (503, "exact_unavailable"), "at once, with nothing loaded"
+    assert world.gates.names == []
+    looked_at = await world.begin(world.residency.pre_accept("m"))
+    assert await failure(looked_at) == (503, "exact_unavailable")
+    world.residency.want_exact("auto")
+    assert ads(world) == {"m": "off"}
+    await world.load("m")
+    assert ads(world) == {"m": "on"}
+    await check_rest(world)
+
+
+@played
+async def test_the_refusal_of_a_load_is_retryable_elsewhere_and_tells_the_whole_reason(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "m")
+    world.residency.want_exact("on")
+    world.operations.handle(LoadModel(model_id="m"), world.said.append)
+    await world.loop.settle()
+    await world.open_until("start:m")
+    chat = await world.chat("1", "m")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    said = [one for one in world.said if isinstance(one, LoadModelStatus)]
+    assert [(one.status, one.reason) for one in said] == [
+        ("started", None),
+        ("failed", f"exact_unavailable: {REFUSED}"),
+    ]
+    error = await _raised(chat)
+    assert (error.failure.retryable, error.failure.message) == (True, str(REFUSED))
+
+
+@played
+async def test_a_mode_that_changes_during_a_load_leaves_no_refusal_behind(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "m")
+    world.residency.want_exact("on")
+    load = await world.begin(world.residency.load("m"))
+    await world.open_until("start:m")
+    world.residency.want_exact("off")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    assert isinstance(load.exception(), ExactUnavailable)
+    await world.load("m")
+    assert ads(world) == {"m": "off"}
+
+
+@played
+async def test_at_start_one_that_cannot_be_exact_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    world = World([build("m", 4), build("n", 4)], data_dir=tmp_path, preload=("m", "n"))
+    world.residency.want_exact("on")
+    start = await world.begin(world.residency.start())
+    await world.open_until("start:m")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    await start
+    assert ads(world) == {"m": "unavailable", "n": "on"}
+    props = Status(world.residency).props()
+    assert (props["exact_concurrency"], props["exact_concurrency_reason"]) == ("unavailable", str(REFUSED))
+
+
+@played
+async def test_at_start_with_nothing_else_to_serve_it_is_the_end(tmp_path: Path) -> None:
+    world = World([build("m", 4)], data_dir=tmp_path, preload=("m",))
+    world.residency.want_exact("on")
+    start = await world.begin(world.residency.start())
+    await world.open_until("start:m")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    assert start.exception() is REFUSED
+
+
+async def _raised(task: Any) -> RequestFailed:
+    try:
+        await task
+    except RequestFailed as error:
+        return error
+    raise AssertionError("it was not refused")
