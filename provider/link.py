@@ -4,34 +4,27 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, Protocol, assert_never
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from provider.api.surface import Chunk, Complete, NoticeItem, Surface
-from provider.api.wire import Failure, internal_error
-from provider.errors import DarkbloomError, RequestFailed
+from provider.api.surface import Surface
+from provider.deliveries import Deliveries
+from provider.errors import DarkbloomError
 from provider.operations import Operations
+from provider.outbox import Outbox
 from provider.protocol import (
     CLOSE_BAD_TOKEN,
     CLOSE_BAD_VERSION,
     CLOSE_SUPERSEDED,
     MAX_FRAME_BYTES,
     PING_S,
-    InferenceAccepted,
-    InferenceChunk,
-    InferenceComplete,
-    InferenceError,
-    InferenceNotice,
-    InferenceRequest,
     ModelAd,
     ModelsUpdate,
-    Preempt,
     ProtocolViolation,
     UnknownType,
     Wire,
@@ -39,7 +32,7 @@ from provider.protocol import (
     parse_from_coordinator,
 )
 from provider.residency import Residency
-from provider.session import Abandon, Identity, Operate, Session, Start
+from provider.session import Abandon, Action, Identity, Operate, Resume, Session, Settle, Start
 from provider.system_memory import MemoryKind
 from provider.thermal import Thermal, read_thermal
 
@@ -49,11 +42,13 @@ BACKOFF_FIRST_S = 1.0
 BACKOFF_LAST_S = 30.0
 HEALTHY_S = 30.0
 """A connection that lived this long sets the back-off to its beginning."""
-OUTBOX_FRAMES = 256
-"""Frames waiting for the socket; when it is full, the generations that fill it wait."""
+BACKOFF_WAITED_FOR_S = 8.0
+"""While answers wait for the link, so that an outage which they could outlast is not outlasted by the back-off."""
+CLOSE_GOING_AWAY = 1001
+"""Of a provider that ends: it will not come back with what it was doing."""
 OPEN_TIMEOUT_S = 10.0
+GOODBYE_S = 1.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-DEADLINE = Failure(504, "timeout_error", "deadline_exceeded", "The request's deadline passed.", retryable=False)
 
 FATAL = {
     CLOSE_BAD_TOKEN: "the token was refused: make one with `darkbloom-py coordinator token create --kind provider`.",
@@ -110,7 +105,7 @@ class Link:
         self._token = token
         self.identity = identity
         self.residency = residency
-        self.surface = surface
+        self.deliveries = Deliveries(surface, residency)
         self.operations = operations or Operations(residency)
         self.feel = feel or feel_heat
         self._random = random
@@ -118,6 +113,12 @@ class Link:
         residency.on_change(self.beat)
 
     async def run(self, clock: Callable[[], float]) -> None:
+        try:
+            await self._keep_dialling(clock)
+        finally:
+            await self.deliveries.close()
+
+    async def _keep_dialling(self, clock: Callable[[], float]) -> None:
         backoff_s = BACKOFF_FIRST_S
         while True:
             began = clock()
@@ -129,17 +130,18 @@ class Link:
                 raise
             finally:
                 self.state.connected = False
+                self.deliveries.suspend()
             if clock() - began >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S
-            pause_s = backoff_s * self._random.uniform(0.5, 1.0)
+            longest_s = BACKOFF_WAITED_FOR_S if self.deliveries.resumable else BACKOFF_LAST_S
+            pause_s = min(backoff_s, longest_s) * self._random.uniform(0.5, 1.0)
             log.warning("link_down url=%s reason=%s retry_s=%.1f", self._url, self.state.reason, pause_s)
             await asyncio.sleep(pause_s)
             backoff_s = min(2 * backoff_s, BACKOFF_LAST_S)
 
     async def flush(self) -> None:
-        """Returns when every request has been answered and its last frame has left, or the socket is lost."""
-        if self._connection is not None:
-            await self._connection.flush()
+        """Returns when every answer has arrived, or the socket is lost."""
+        await self.deliveries.settled()
 
     def say(self, message: Wire) -> None:
         """Over whatever connection there is; dropped where there is none, or it takes no more."""
@@ -165,7 +167,11 @@ class Link:
                 proxy=_proxy(self._url),
                 user_agent_header=f"darkbloom-py/{self.identity.version}",
             ) as socket:
-                await self.converse(socket)
+                try:
+                    await self.converse(socket)
+                except asyncio.CancelledError:
+                    await _say_goodbye(socket)
+                    raise
         except ConnectionClosed as closed:
             return self._closed(closed.rcvd.code if closed.rcvd else None)
         except InvalidURI as error:
@@ -191,6 +197,12 @@ class Link:
         return f"closed with code {code}" if code else "connection lost"
 
 
+async def _say_goodbye(socket: ClientConnection) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GOODBYE_S):
+            await socket.close(CLOSE_GOING_AWAY)
+
+
 def _proxy(url: str) -> Literal[True] | None:
     """True: the proxy that the environment names, but none on the way to this machine itself. Raises InvalidURI."""
     try:
@@ -200,24 +212,23 @@ def _proxy(url: str) -> Literal[True] | None:
 
 
 class Connection:
-    """One live socket. Its writer is the only one that sends; requests run as tasks and end with it."""
+    """One live socket. Its writer is the only one that sends; the answers under way outlive it."""
 
     def __init__(self, socket: Socket, link: Link) -> None:
         self._socket = socket
         self._link = link
         self._session = Session(link.identity)
-        self._outbox: asyncio.Queue[Wire] = asyncio.Queue(OUTBOX_FRAMES)
-        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._outbox = Outbox()
         self._beat_now = asyncio.Event()
         self._told: list[ModelAd] | None = None
 
     async def serve(self) -> None:
-        """Until the socket closes (ConnectionClosed); whatever still runs for it is cancelled."""
+        """Until the socket closes (ConnectionClosed)."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 tasks.create_task(self._beat())
-                await self._read(tasks)
+                await self._read()
         except* ConnectionClosed as closed:
             raise closed.exceptions[0] from None
 
@@ -225,38 +236,40 @@ class Connection:
         self._beat_now.set()
 
     def say(self, message: Wire) -> None:
-        try:
-            self._outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            log.warning("outbox_full dropped=%s", type(message).__name__)
+        self._outbox.say(message)
 
-    async def flush(self) -> None:
-        while self._requests:
-            await asyncio.wait(self._requests.values())
-        await self._outbox.join()
-
-    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+    async def _read(self) -> None:
         while True:
             frame = await self._socket.recv()
             try:
                 message = parse_from_coordinator(frame)
             except UnknownType as unknown:
-                log.warning("unknown_message type=%s", unknown)
+                log.warning("unknown_message type=%.80s", unknown)
                 continue
             except ProtocolViolation as violation:
-                log.error("malformed_message reason=%s", violation)
+                log.error("malformed_message reason=%.200s", violation)
                 continue
             for action in self._session.receive(message):
-                match action:
-                    case Start(request):
-                        self._start(request, tasks)
-                    case Abandon(request_id):
-                        self._abandon(request_id)
-                    case Operate(asked):
-                        self._link.operations.handle(asked, self._link.say)
-                    case _:
-                        assert_never(action)
+                self._act(action)
             self._note_state()
+
+    def _act(self, action: Action) -> None:
+        deliveries = self._link.deliveries
+        match action:
+            case Start(request):
+                deliveries.start(request)
+            case Abandon(request_id):
+                deliveries.abandon(request_id)
+            case Resume(points):
+                assert self._session.registered is not None
+                deliveries.resume_within_s = self._session.registered.resume_within_s
+                deliveries.resume(self._outbox, points)
+            case Settle(request_id, seq):
+                deliveries.acknowledge(request_id, seq)
+            case Operate(asked):
+                self._link.operations.handle(asked, self._link.say)
+            case _:
+                assert_never(action)
 
     def _note_state(self) -> None:
         if self._session.registered is not None and not self._link.state.connected:
@@ -268,11 +281,10 @@ class Connection:
 
     async def _write(self) -> None:
         self._told = self._link.residency.advertised()  # as it is now, and not as it was when this was dialled
-        await self._socket.send(encode(self._session.register(self._told)))
+        register = self._session.register(self._told, self._link.deliveries.resumable)
+        await self._socket.send(encode(register))
         while True:
-            message = await self._outbox.get()
-            await self._socket.send(encode(message))
-            self._outbox.task_done()
+            await self._socket.send(await self._outbox.next_frame())
 
     async def _beat(self) -> None:
         residency = self._link.residency
@@ -280,90 +292,15 @@ class Connection:
             self._beat_now.clear()
             thermal = await self._link.feel(self._link.identity.hardware.memory_kind)
             capacity = await residency.capacity()
-            beat = self._session.heartbeat(
-                capacity.memory, capacity.slots, residency.stats(), residency.draining, thermal
+            self._outbox.say(
+                self._session.heartbeat(capacity.memory, capacity.slots, residency.stats(), residency.draining, thermal)
             )
-            await self._outbox.put(beat)
-            await self._update_models()  # the room for a model is told before the model is
+            self._update_models()  # the room for a model is told before the model is
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._session.heartbeat_s):
                     await self._beat_now.wait()
 
-    async def _update_models(self) -> None:
+    def _update_models(self) -> None:
         advertised = self._link.residency.advertised()
-        if self._told is not None and advertised != self._told:
+        if self._told is not None and advertised != self._told and self._outbox.say(ModelsUpdate(models=advertised)):
             self._told = advertised
-            await self._outbox.put(ModelsUpdate(models=advertised))
-
-    def _start(self, request: InferenceRequest, tasks: asyncio.TaskGroup) -> None:
-        if request.request_id in self._requests:
-            log.error("duplicate_request request=%s", request.request_id)
-            return
-        task = tasks.create_task(self._answer(request))
-        self._requests[request.request_id] = task
-        task.add_done_callback(lambda _: self._requests.pop(request.request_id, None))
-
-    def _abandon(self, request_id: str) -> None:
-        task = self._requests.get(request_id)
-        if task is not None:
-            task.cancel()
-
-    async def _answer(self, request: InferenceRequest) -> None:
-        """The task boundary of one request: however it ends, the coordinator is told and nobody else notices."""
-        seq = Counter()
-        try:
-            async with asyncio.timeout(request.deadline_ms / 1000):
-                await self._relay(request, seq)
-        except RequestFailed as failed:
-            await self._fail(request.request_id, seq, failed.failure)
-        except TimeoutError:
-            await self._fail(request.request_id, seq, DEADLINE)
-        except Exception as error:
-            log.exception("request_failed request=%s", request.request_id)
-            await self._fail(request.request_id, seq, internal_error(f"The provider failed: {type(error).__name__}."))
-
-    async def _relay(self, request: InferenceRequest, seq: "Counter") -> None:
-        id = request.request_id
-        answer = await self._link.surface.open(request.endpoint, request.body, id)
-        await self._link.residency.pre_accept(request.body["model"])
-        await self._outbox.put(InferenceAccepted(request_id=id))
-        async with aclosing(answer.items()) as items:
-            async for item in items:
-                match item:
-                    case Chunk(data):
-                        message: Wire = InferenceChunk(request_id=id, seq=seq.next(), data=data)
-                    case NoticeItem(kind):
-                        message = InferenceNotice(request_id=id, seq=seq.next(), kind=kind)
-                    case Complete(body, usage, parks, recomputes):
-                        preempt = Preempt(parks=parks, recomputes=recomputes)
-                        message = InferenceComplete(
-                            request_id=id, seq=seq.next(), body=body, usage=usage, preempt=preempt
-                        )
-                    case _:
-                        assert_never(item)
-                await self._outbox.put(message)
-
-    async def _fail(self, request_id: str, seq: "Counter", failure: Failure) -> None:
-        detail = {"type": failure.type, "param": failure.param, **failure.detail}
-        await self._outbox.put(
-            InferenceError(
-                request_id=request_id,
-                seq=seq.next(),
-                status=failure.status,
-                code=failure.code,
-                message=failure.message,
-                retryable=failure.retryable,
-                detail=detail,
-            )
-        )
-
-
-class Counter:
-    """Frame numbers of one request: 0, 1, 2 ... without holes."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def next(self) -> int:
-        self._next += 1
-        return self._next - 1

@@ -21,6 +21,10 @@ LISTED_AFTER_LOSS_S = 600
 PING_S = 10
 MALFORMED_LIMIT = 3
 ACK_EVERY = 64
+ACK_BYTES = 2**20
+"""An acknowledgement is due after so many frames of a request, or so many bytes, or its last frame."""
+RESUME_WITHIN_S = 45
+"""How long a provider and its streams wait for each other, when the coordinator names no time of its own."""
 CLOSE_BAD_TOKEN = 4401
 CLOSE_BAD_VERSION = 4406
 CLOSE_PROTOCOL_ERROR = 1002
@@ -221,6 +225,8 @@ class Registered(Wire):
     generation: Count
     resume: list[ResumePoint] = Field(default_factory=list)
     gone: list[str] = Field(default_factory=list)
+    resume_within_s: float = Field(RESUME_WITHIN_S, ge=0, le=86_400)
+    """How long the answers under way wait for each other when this connection is lost."""
 
 
 class Routable(Wire):

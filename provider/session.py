@@ -4,6 +4,7 @@ No I/O and no clock, so that a test can drive every case.
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -24,6 +25,7 @@ from provider.protocol import (
     ProtocolErrorMessage,
     Register,
     Registered,
+    ResumePoint,
     Routability,
     Routable,
     Slot,
@@ -65,7 +67,22 @@ class Operate:
     asked: LoadModel | UnloadModel | PrefetchModel | DesiredModels
 
 
-Action = Start | Abandon | Operate
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The coordinator has answered the registration. It goes on with these and no other of the requests offered."""
+
+    points: list[ResumePoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Of this request, all up to `seq` has arrived."""
+
+    request_id: str
+    seq: int
+
+
+Action = Start | Abandon | Resume | Settle | Operate
 
 
 class Session:
@@ -81,7 +98,8 @@ class Session:
     def heartbeat_s(self) -> float:
         return HEARTBEAT_S if self.registered is None else self.registered.heartbeat_s
 
-    def register(self, models: list[ModelAd]) -> Register:
+    def register(self, models: list[ModelAd], resume: Iterable[ResumePoint] = ()) -> Register:
+        """`resume`: the answers of earlier connections that could go on."""
         me = self._identity
         return Register(
             protocol=PROTOCOL_VERSION,
@@ -91,6 +109,7 @@ class Session:
             backend=me.backend,
             hardware=me.hardware,
             models=models,
+            resume=list(resume),
         )
 
     def heartbeat(
@@ -111,8 +130,7 @@ class Session:
     def receive(self, message: FromCoordinator) -> list[Action]:
         match message:
             case Registered():
-                self.registered = message
-                return [Abandon(one) for one in message.gone]
+                return self._welcomed(message)
             case InferenceRequest():
                 return [Start(message)]
             case Cancel():
@@ -123,7 +141,7 @@ class Session:
                     log.info("routability model=%s routable=%s reason=%s", model, told.routable, told.reason)
                 return []
             case Ack():
-                return []
+                return [Settle(message.request_id, message.seq)]
             case LoadModel() | UnloadModel() | PrefetchModel() | DesiredModels():
                 return [Operate(message)]
             case ProtocolErrorMessage():
@@ -131,3 +149,11 @@ class Session:
                 return []
             case _:
                 assert_never(message)
+
+    def _welcomed(self, message: Registered) -> list[Action]:
+        """Once: to go back a second time would repeat what is already on its way."""
+        if self.registered is not None:
+            log.error("registered_twice generation=%d", message.generation)
+            return []
+        self.registered = message
+        return [*(Abandon(one) for one in message.gone), Resume(message.resume)]

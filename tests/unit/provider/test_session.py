@@ -20,13 +20,14 @@ from provider.protocol import (
     PrefetchModel,
     ProtocolErrorMessage,
     Registered,
+    ResumePoint,
     Routability,
     Routable,
     Slot,
     Stats,
     UnloadModel,
 )
-from provider.session import Abandon, Action, Identity, Operate, Session, Start
+from provider.session import Abandon, Action, Identity, Operate, Resume, Session, Settle, Start
 
 MEMORY = MemoryReport(
     physical_bytes=64, effective_cap_bytes=48, active_bytes=2, cache_bytes=1, activation_reserve_bytes=3,
@@ -35,7 +36,10 @@ MEMORY = MemoryReport(
 DESIRED = DesiredModels(revision=1, models=[])
 PREFETCH = PrefetchModel(model_id="m", source="org/m")
 REQUEST = InferenceRequest(request_id="j.1", endpoint="/v1/completions", body={"model": "m"}, deadline_ms=1000)
-REGISTERED = Registered(provider_id="p", heartbeat_s=0.5, generation=3, gone=["a.1", "b.2"])
+REGISTERED = Registered(
+    provider_id="p", heartbeat_s=0.5, generation=3, gone=["a.1", "b.2"],
+    resume=[ResumePoint(request_id="c.1", next_seq=7)],
+)  # fmt: skip
 MODEL = ModelAd(
     id="m", model_type="qwen3_5", size_bytes=1, context_length=2, kv_bytes_per_token=3, state_bytes=4,
     mtp=MtpStatus(active=False),
@@ -58,10 +62,10 @@ def test_it_registers_as_who_it_is(session: Session) -> None:
 @pytest.mark.parametrize(
     ("message", "actions"),
     [
-        (REGISTERED, [Abandon("a.1"), Abandon("b.2")]),
+        (REGISTERED, [Abandon("a.1"), Abandon("b.2"), Resume([ResumePoint(request_id="c.1", next_seq=7)])]),
         (REQUEST, [Start(REQUEST)]),
         (Cancel(request_id="j.1"), [Abandon("j.1")]),
-        (Ack(request_id="j.1", seq=63), []),
+        (Ack(request_id="j.1", seq=63), [Settle("j.1", 63)]),
         (Routability(models={"m": Routable(routable=True)}), []),
         (DESIRED, [Operate(DESIRED)]),
         (LoadModel(model_id="m"), [Operate(LoadModel(model_id="m"))]),
@@ -72,6 +76,17 @@ def test_it_registers_as_who_it_is(session: Session) -> None:
 )
 def test_each_message_asks_for_its_actions(session: Session, message: FromCoordinator, actions: list[Action]) -> None:
     assert session.receive(message) == actions
+
+
+def test_it_offers_the_answers_that_could_go_on(session: Session) -> None:
+    points = [ResumePoint(request_id="c.1", next_seq=9)]
+    assert session.register([MODEL], points).resume == points
+
+
+def test_a_second_welcome_changes_nothing(session: Session) -> None:
+    session.receive(REGISTERED)
+    assert session.receive(REGISTERED.model_copy(update={"generation": 4})) == []
+    assert session.registered == REGISTERED
 
 
 def test_the_pace_of_the_beats_is_the_coordinators_once_it_has_answered(session: Session) -> None:
