@@ -14,12 +14,15 @@ from typing import Protocol
 import msgspec
 
 from provider.backends.sim_timing import LeadingClock
+from provider.engine import Engine
 from provider.errors import ExactUnavailable, ModelError, ModelUnsupported, SelfTestFailed, WorkerError
 from provider.pipe import Command, FrameReader, FromWorker, Granted, Loaded, LoadFailed, LoadSpec, Report, Stop, pack
 
 log = logging.getLogger(__name__)
 
 OnReport = Callable[[Report | Granted], None]
+Build = Callable[[LoadSpec, LeadingClock], tuple[Engine, Loaded]]
+"""Loads a model and puts an engine around it. Raises ModelError."""
 READ_BYTES = 2**18
 
 
@@ -137,7 +140,9 @@ class InlineRunner:
     A simulated device's time is waited here, where it delays nobody else.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, build: Build | None = None) -> None:
+        """`build` None: as a worker does."""
+        self._build = build
         self._inbox: deque[Command] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -147,10 +152,10 @@ class InlineRunner:
         return os.getpid()
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
-        from provider.worker import build
+        from provider import worker
 
         clock = LeadingClock()
-        engine, loaded = build(spec, clock)
+        engine, loaded = (self._build or worker.build)(spec, clock)
 
         async def loop() -> None:
             from provider.worker import apply, run_step

@@ -42,6 +42,7 @@ from provider.pipe import (
     DraftState,
     DraftStatus,
     EngineState,
+    ExactReport,
     FrameReader,
     FromWorker,
     Grant,
@@ -59,6 +60,7 @@ from provider.pipe import (
 )
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
+from provider.text import Decode
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,12 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     head = choose_head(directory, spec.drafts)
     backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer.encode)
     exact = attach_exact(directory, spec.exact)
+    engine = engine_around(spec, backend, tokenizer.decode, clock)
+    return engine, loaded_of(engine, drafts, exact, time.monotonic() - started)
+
+
+def engine_around(spec: LoadSpec, backend: Backend, decode: Decode, clock: Clock | None = None) -> Engine:
+    """Raises ModelError where the memory left for keys and values is too little."""
     facts = backend.facts
     pool = Pool(
         tokens=_pool_tokens(spec, facts.kv_bytes_per_token),
@@ -94,28 +102,36 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     scheduler = Scheduler(limits, pool, None if spec.park is None else spec.park.knobs.rules)
     if scheduler.n_ctx < 2:
         raise ModelError(
-            f"{directory}: the memory left for keys and values ({spec.kv_pool_bytes} bytes) does not hold one short "
-            "sequence: free memory, or serve a smaller model."
+            f"{spec.directory}: the memory left for keys and values ({spec.kv_pool_bytes} bytes) does not hold one "
+            "short sequence: free memory, or serve a smaller model."
         )
-    memory = backend.memory()
     _limit(backend, spec.kv_pool_bytes, spec.activation_reserve_bytes)
-    loaded = Loaded(
-        n_ctx=scheduler.n_ctx,
-        pool_tokens=pool.tokens,
+    depth = DepthController(facts.max_drafts) if facts.max_drafts else None
+    now = WallClock().now if clock is None else clock.now
+    return Engine(scheduler, backend, decode, depth, now)
+
+
+def loaded_of(
+    engine: Engine, drafts: DraftStatus, exact: ExactReport, load_s: float, baseline_bytes: int | None = None
+) -> Loaded:
+    """What a parent is told of an engine that has just been made. `baseline_bytes` None: what this process takes."""
+    facts, memory = engine.backend.facts, engine.backend.memory()
+    if baseline_bytes is None:
+        baseline_bytes = _baseline_bytes(memory.active_bytes + memory.cache_bytes)
+    return Loaded(
+        n_ctx=engine.scheduler.n_ctx,
+        pool_tokens=engine.scheduler.pool.tokens,
         vocab_size=facts.vocab_size,
         weight_bytes=facts.weight_bytes,
         kv_bytes_per_token=facts.kv_bytes_per_token,
         state_bytes=facts.state_bytes,
         device=facts.device,
-        load_s=time.monotonic() - started,
+        load_s=load_s,
         active_bytes=memory.active_bytes,
-        baseline_bytes=_baseline_bytes(memory.active_bytes + memory.cache_bytes),
+        baseline_bytes=baseline_bytes,
         drafts=drafts,
         exact=exact,
     )
-    depth = DepthController(facts.max_drafts) if facts.max_drafts else None
-    now = WallClock().now if clock is None else clock.now
-    return Engine(scheduler, backend, tokenizer.decode, depth, now), loaded
 
 
 def engine_state(engine: Engine) -> EngineState:
@@ -378,7 +394,7 @@ def _create_backend(
             reason = (
                 head if isinstance(head, Off) else Off(Reason.ENGINE_INACTIVE, "the simulated backend drafts nothing")
             )
-            facts = _sim_facts(read_checkpoint(directory), device)
+            facts = sim_facts(read_checkpoint(directory), device)
             return SimBackend(facts, device, clock, tiers=tiers), inactive(reason)
         case _:
             raise ConfigError(f"backend {spec.backend!r} is not known; known: mlx, sim")
@@ -394,7 +410,7 @@ def _park_files(directory: Path) -> ParkFiles | None:
         return None
 
 
-def _sim_facts(checkpoint: Checkpoint, device: Device | None) -> BackendFacts:
+def sim_facts(checkpoint: Checkpoint, device: Device | None) -> BackendFacts:
     return BackendFacts(
         device="sim" if device is None else f"sim:{device.name}",
         vocab_size=checkpoint.vocab_size,
