@@ -32,6 +32,10 @@ class Costs:
     def recompute_s(self, tokens: int) -> float:
         return tokens / self.prefill_tokens_per_s
 
+    def replay_s(self, tokens: int) -> float:
+        """Of tokens that are fed to one decode step after the other."""
+        return tokens * self.step_s
+
     def steps(self, seconds: float) -> int:
         """How many decode steps the others make meanwhile, up to what a margin may be."""
         return min(LONGEST_MARGIN_STEPS, LEAST_MARGIN_STEPS + ceil(seconds / self.step_s))

@@ -16,12 +16,11 @@ from provider.scheduler.parking import (
     victim,
 )
 from provider.scheduler.pool import Pool
+from provider.scheduler.prefilling import GRID_TOKENS, SHARED, Prefilling
 from provider.scheduler.sequence import Chunk, How, Park, Plan, Sequence, State
 
 STEP_TOKENS = 2048
 CHUNK_TOKENS = 512
-GRID_TOKENS = 16
-"""A prefill is cut only on this grid, counted from position 0: the recurrence's sub-chunks lie on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,16 @@ class Limits:
     n_ctx: int
     step_tokens: int = STEP_TOKENS
     chunk_tokens: int = CHUNK_TOKENS
+    prefilling: Prefilling = SHARED
 
     def __post_init__(self) -> None:
-        if self.max_concurrent < 1 or self.chunk_tokens < GRID_TOKENS or self.step_tokens < 1:
+        if self.max_concurrent < 1 or self.chunk_tokens < GRID_TOKENS or self.decode_tokens < 1:
             raise ValueError(f"no progress is possible under {self}")
+
+    @property
+    def decode_tokens(self) -> int:
+        """What the rows of a step may take of it, drafts included."""
+        return self.step_tokens - self.chunk_tokens if self.prefilling.waits else self.step_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Planner:
         inside = [*stay, *enter]
         stepping = self._stepping(inside, taken)
         taken += [one.positions for one in inside if one not in stepping] if len(stepping) < len(inside) else []
-        running = [one for one in stepping if one.state is State.RUNNING][: self.limits.step_tokens]
+        running = [one for one in stepping if one.state is State.RUNNING][: self.limits.decode_tokens]
         lengths = self._draft_lengths(running, stepping, taken, drafts)
         room = min(self.limits.chunk_tokens, self.limits.step_tokens - len(running) - sum(lengths))
         chunks = tuple(self._chunks([one for one in stepping if one.state is not State.RUNNING], room))
@@ -120,7 +125,8 @@ class Planner:
     def _lost_s(self, one: Sequence) -> float:
         if self._savable(one):
             return self.costs.round_trip_s(self._saved_bytes(one))
-        return self.costs.recompute_s(one.computed)
+        replayed = max(0, one.computed - one.prefill_target)
+        return self.costs.recompute_s(one.computed - replayed) + self.costs.replay_s(replayed)
 
     def _margin_steps(self, one: Sequence) -> int:
         return self.costs.steps(self.costs.save_s(self._saved_bytes(one))) if self._savable(one) else 0
@@ -140,7 +146,9 @@ class Planner:
         """How many steps of everybody must fit beside its return: those made meanwhile, and some more."""
         if _is_saved(one):
             return HYSTERESIS_STEPS + self.costs.steps(self.costs.restore_s(self._saved_bytes(one)))
-        return HYSTERESIS_STEPS + min(LONGEST_MARGIN_STEPS, -(-one.prefill_target // self.limits.chunk_tokens))
+        replayed = max(0, one.positions - 1 - one.prefill_target)
+        steps = -(-one.prefill_target // self.limits.chunk_tokens) + replayed
+        return HYSTERESIS_STEPS + min(LONGEST_MARGIN_STEPS, steps)
 
     def _line(self, now_s: float) -> Iterator[Sequence]:
         """The parked first, by the time of their park, then the others as they came. Who is held is not in it."""
@@ -217,34 +225,33 @@ class Planner:
         for longest in range(wanted, 0, -1):
             lengths = {one.id: min(longest, self._most_drafts(one)) for one in running}
             sizes = [one.positions + 1 + lengths.get(one.id, 0) for one in stepping]
-            captured = len(running) * max(lengths.values(), default=0)
+            captured = (len(running) + self.pool.padding_states) * max(lengths.values(), default=0)
             budget = len(running) + sum(lengths.values())
-            if budget <= self.limits.step_tokens and self.pool.holds([*sizes, *taken], captured):
+            if budget <= self.limits.decode_tokens and self.pool.holds([*sizes, *taken], captured):
                 return tuple(lengths.values())
         return (0,) * len(running)
 
     def _most_drafts(self, one: Sequence) -> int:
-        """A token is drawn behind the drafts, and all of them may be right."""
-        return max(0, min(one.max_tokens - one.emitted, self.n_ctx - one.positions) - 1)
+        """A token is drawn behind the drafts, and all of them may be right. Nothing is drawn twice."""
+        return 0 if one.replaying else max(0, min(one.max_tokens - one.emitted, self.n_ctx - one.positions) - 1)
 
     def _chunks(self, line: list[Sequence], room: int) -> Iterator[Chunk]:
         for one in line:
-            chunk = _chunk(one, room)
+            chunk = self._chunk(one, room)
             if chunk is None:
                 return
             room -= chunk.count
             yield chunk
 
+    def _chunk(self, one: Sequence, room: int) -> Chunk | None:
+        """The next chunk of a prefill within `room` tokens, cut on the grid unless it completes; None: no room."""
+        start = one.computed if one.state is State.PREFILL else 0
+        remaining = one.prefill_target - start
+        count = self.limits.prefilling.cut(start, remaining, room, self.limits.chunk_tokens)
+        if count == 0:
+            return None
+        return Chunk(one.id, start, count, count == remaining, count == remaining and one.emitted == 0)
+
 
 def _is_saved(one: Sequence) -> bool:
     return one.state is State.PARKED and one.how is How.SAVED
-
-
-def _chunk(sequence: Sequence, room: int) -> Chunk | None:
-    """The next chunk of a prefill within `room` tokens, cut on the grid unless it completes; None: no room."""
-    start = sequence.computed if sequence.state is State.PREFILL else 0
-    remaining = sequence.prefill_target - start
-    if remaining <= room:
-        return Chunk(sequence.id, start, remaining, True, sequence.emitted == 0)
-    count = (start + room) // GRID_TOKENS * GRID_TOKENS - start
-    return Chunk(sequence.id, start, count, False, False) if count > 0 else None

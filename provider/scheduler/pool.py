@@ -19,6 +19,8 @@ class Pool:
     block_tokens: int = 256
     tokens_follow_bytes: bool = False
     """Nobody has named `tokens`: they are as many as the bytes hold."""
+    padding_states: int = 0
+    """States that are held beside those of the sequences, to fill a launch up."""
 
     def with_bytes(self, size_bytes: int) -> "Pool":
         tokens = self.tokens
@@ -35,12 +37,15 @@ class Pool:
         counted = list(sizes)
         if sum(counted) > self.tokens:
             return False
-        captured_bytes = captured_states * self.state_bytes
-        return self.bytes is None or sum(map(self.sequence_bytes, counted)) + captured_bytes <= self.bytes
+        if self.bytes is None or not counted:
+            return True
+        more = captured_states + self.padding_states
+        return sum(map(self.sequence_bytes, counted)) + more * self.state_bytes <= self.bytes
 
     def largest(self) -> int:
         """Positions that one sequence can have when it is alone."""
         if self.bytes is None or self.kv_bytes_per_token == 0:
             return self.tokens
-        blocks = max(0, self.bytes - self.state_bytes) // (self.kv_bytes_per_token * self.block_tokens)
+        states_bytes = (1 + self.padding_states) * self.state_bytes
+        blocks = max(0, self.bytes - states_bytes) // (self.kv_bytes_per_token * self.block_tokens)
         return min(self.tokens, blocks * self.block_tokens)

@@ -60,6 +60,7 @@ class Scheduler:
         room = self.n_ctx - prompt_tokens
         wanted = room if max_tokens is None else max_tokens
         sequence = Sequence(id, prompt_tokens, wanted, priority, self._arrivals)
+        sequence.replays = self.limits.prefilling.replays
         self._arrivals += 1
         self._sequences[id] = sequence
         insort(self._waiting, sequence, key=lambda one: one.rank)
@@ -174,11 +175,11 @@ class Scheduler:
             sequence.emitted += 1
 
     def commit_decode(self, drawn: Mapping[str, int]) -> None:
-        """`drawn`: how many tokens each row drew."""
+        """`drawn`: how many tokens each row drew; 1 of one that replays, whose token has been counted before."""
         for id, count in drawn.items():
             sequence = self._sequences[id]
+            sequence.emitted += 0 if sequence.replaying else count
             sequence.computed += count
-            sequence.emitted += count
 
     def end_of(self, id: str) -> End | None:
         """Whether the sequence has now reached its own limit or the context's."""

@@ -37,6 +37,7 @@ class Sequence:
     `how` and `parked_s` are of its last park, which lasts until `held_until_s` at least; `came_s` and `came_with` tell
     when it last became resident, and how many tokens it had emitted by then; `forced_at`, how many at the last park
     that was forced. `held`: nobody can take what it says, so it stays parked until somebody can.
+    `replays`: when it is computed again, what it has drawn goes through decode steps one by one.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Sequence:
     came_with: int = 0
     forced_at: int = 0
     held: bool = False
+    replays: bool = False
 
     @property
     def positions(self) -> int:
@@ -70,7 +72,12 @@ class Sequence:
     @property
     def prefill_target(self) -> int:
         """Positions to compute before it can decode: the newest token is fed by the decode step itself."""
-        return self.prompt_tokens + max(0, self.emitted - 1)
+        return self.prompt_tokens if self.replays else self.prompt_tokens + max(0, self.emitted - 1)
+
+    @property
+    def replaying(self) -> bool:
+        """Whether its next decode row feeds a token behind which the next one is known."""
+        return self.state is State.RUNNING and self.computed < self.positions - 1
 
     @property
     def rank(self) -> tuple[int, int]:

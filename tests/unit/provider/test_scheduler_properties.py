@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from provider.scheduler.costs import Costs
 from provider.scheduler.parking import ParkRules, Policy
-from provider.scheduler.planner import GRID_TOKENS
 from provider.scheduler.pool import Pool
+from provider.scheduler.prefilling import GRID_TOKENS, SHARED, SOLO, Prefilling
 from provider.scheduler.scheduler import Limits, Scheduler
 from tests.fixtures.schedule_play import Play, check_nothing_left
 from tests.soak import examples
@@ -50,6 +50,8 @@ COSTS = st.builds(
     costs=COSTS,
     step_s=st.sampled_from([0.01, 0.4, 40.0]),
     actions=st.lists(ACTION, min_size=1, max_size=12),
+    prefilling=st.sampled_from([SHARED, SOLO]),
+    padding=st.sampled_from([0, 3]),
 )
 def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
     tokens: int,
@@ -63,11 +65,13 @@ def test_any_schedule_stays_within_its_pool_and_lets_everyone_finish(
     costs: Costs,
     step_s: float,
     actions: list[tuple[str, Any]],
+    prefilling: Prefilling,
+    padding: int,
 ) -> None:
     """`held`: how many drafts are right in one step after the other. Copies land, or fail, whenever they like."""
     accepted = cycle(held)
-    pool = Pool(tokens, max_bytes, kv_bytes_per_token=2, state_bytes=100, block_tokens=16)
-    scheduler = Scheduler(Limits(concurrent, 256, chunk_tokens=chunk), pool, rules, costs)
+    pool = Pool(tokens, max_bytes, kv_bytes_per_token=2, state_bytes=100, block_tokens=16, padding_states=padding)
+    scheduler = Scheduler(Limits(concurrent, 256, chunk_tokens=chunk, prefilling=prefilling), pool, rules, costs)
     play, added = Play(scheduler, tier_bytes, step_s), 0
     for kind, value in actions:
         match kind:
