@@ -264,12 +264,14 @@ class Engine:
 
     def _decode_rows(self, plan: Plan) -> list[Event]:
         rows = [self._row(id, drafts) for id, drafts in zip(plan.decode, plan.drafts, strict=True)]
+        replayed = {row.id for row in rows if row.known is not None}
         # With a chunk to come, the next decode step would be computed and then wait behind it, unsent.
         runs = dict(zip(plan.decode, self.backend.decode(rows, ahead=not plan.prefill), strict=True))
         self.scheduler.commit_decode({id: len(run.tokens) for id, run in runs.items()})
-        self._drawn = sum(len(run.tokens) for run in runs.values())
-        self._pace(plan, runs.values())
-        return [event for id, run in runs.items() for event in (*self._welcome(id), *self._take(id, run))]
+        drew = {id: run for id, run in runs.items() if id not in replayed}
+        self._drawn = sum(len(run.tokens) for run in drew.values())
+        self._pace(plan, runs.values(), bool(replayed))
+        return [event for id, run in drew.items() for event in (*self._welcome(id), *self._take(id, run))]
 
     def _welcome(self, id: str) -> list[Event]:
         """To a client whose chat decodes again."""
@@ -282,13 +284,17 @@ class Engine:
         return [Notice(id, "resumed"), *([Notice(id, "recomputed")] if again else [])]
 
     def _row(self, id: str, drafts: int) -> Row:
-        tokens = self._generations[id].tokens
+        tokens, sequence = self._generations[id].tokens, self.scheduler.get(id)
+        assert sequence is not None
+        if sequence.replaying:
+            position = sequence.computed - sequence.prompt_tokens + 1
+            return Row(id, tokens[position - 1], position, known=tokens[position])
         return Row(id, tokens[-1], len(tokens), drafts)
 
-    def _pace(self, plan: Plan, runs: Collection[Run]) -> None:
+    def _pace(self, plan: Plan, runs: Collection[Run], replays: bool) -> None:
         """Tells the depth's owner how long a step took that did nothing but decode, and followed such a one."""
         began, self._paced_at = self._paced_at, None
-        if plan.prefill or plan.park or plan.enter or plan.resume:
+        if plan.prefill or plan.park or plan.enter or plan.resume or replays:
             return
         self._paced_at = self._now()
         if began is not None:
