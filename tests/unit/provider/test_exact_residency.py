@@ -9,6 +9,7 @@ from provider.exact_status import overall, settings_object
 from provider.protocol import LoadModel, LoadModelStatus
 from provider.status import Status
 from tests.unit.provider.residency_world.builds import build
+from tests.unit.provider.residency_world.connection import Linked
 from tests.unit.provider.residency_world.invariants import check_rest
 from tests.unit.provider.residency_world.virtual_loop import play
 from tests.unit.provider.residency_world.world import World
@@ -64,6 +65,19 @@ async def test_a_mode_counts_from_the_next_load_on(tmp_path: Path) -> None:
     assert ads(world) == {"a": "on", "b": "on"}
     assert overall(world.residency.served, world.residency.exact) == ("on", None)
     await check_rest(world)
+
+
+@played
+async def test_a_coordinator_is_told_when_a_model_has_become_exact(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "a")
+    world.residency.want_exact("auto")
+    linked = Linked(world)
+    await linked.begin()
+    await linked.welcome()
+    await world.load("a")
+    [register] = linked.socket.of("register")
+    [update] = linked.socket.of("models_update")
+    assert [one["models"][0]["exact"] for one in (register, update)] == ["off", "on"]
 
 
 @played
