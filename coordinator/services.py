@@ -3,17 +3,20 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from coordinator import log
+from coordinator import journal, log
+from coordinator.accounts import Accounts
 from coordinator.config import Settings, UpSecrets
 from coordinator.dispatch import Dispatcher
 from coordinator.hub import WATCH_EVERY_S, Hub
+from coordinator.journal import Journal
 from coordinator.keys import KeyRing, hashed
+from coordinator.limits import RateLimits
 from coordinator.recorder import Recorder
 from coordinator.reference import Reference
 from coordinator.store.lifetime import open_store
@@ -38,8 +41,10 @@ class Services:
     settings: Settings
     store: Store
     keys: KeyRing
+    limits: RateLimits
     hub: Hub
     dispatcher: Dispatcher
+    accounts: Accounts
     recorder: Recorder
     reference: Reference
 
@@ -57,6 +62,7 @@ class Services:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.timings.drain_s):
                 await self.dispatcher.idle()
+        self.dispatcher.admission.give_up()
         await self.hub.close_all("the coordinator is shutting down")
 
 
@@ -68,9 +74,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         if settings.up is not None:
             await _store_up_tokens(store, settings.up)
         services = _wire(settings, store)
+        stack.callback(services.recorder.close)
         await services.reference.read()
         refreshing = services.reference.run(settings.timings.reference_s)
-        for endless in (services.hub.watch(), services.recorder.run(), services.keys.run(), refreshing):
+        recording = (services.accounts.run(), services.recorder.run())
+        for endless in (services.hub.watch(), *recording, services.keys.run(), refreshing):
             stack.push_async_callback(_stop, asyncio.create_task(endless))
         try:
             yield services
@@ -86,20 +94,26 @@ def _wire(settings: Settings, store: Store) -> Services:
     def used(token: Token) -> None:
         recorder.add(Touch(token.id, datetime.now(UTC)))
 
+    def left_behind() -> Iterator[Journal]:
+        return journal.left_behind(settings.data_dir)
+
     hub = Hub(settings.timings, time.monotonic, seen)
-    recorder = Recorder(store.write, hub.metrics)
+    recorder = Recorder(store.write, hub.metrics, journal.begun(settings.data_dir), left_behind)
+    limits = RateLimits(time.monotonic)
+    accounts = Accounts(recorder, limits, lambda: datetime.now(UTC))
     reference = Reference(store, hub.desire)
     dispatcher = Dispatcher(
         hub,
         settings.timings,
-        recorder.add,
+        accounts,
         lambda: reference.tables,
         time.monotonic,
         lambda: datetime.now(UTC),
         random.Random(),
+        settings.most_waiting,
     )
     keys = KeyRing(store.live_tokens, time.monotonic, used, settings.timings.key_fresh_s)
-    return Services(settings, store, keys, hub, dispatcher, recorder, reference)
+    return Services(settings, store, keys, limits, hub, dispatcher, accounts, recorder, reference)
 
 
 def _sighting(message: Register) -> Sighting:

@@ -12,6 +12,7 @@ from coordinator.api import notices
 from coordinator.api.auth import requires, services_of
 from coordinator.api.body import read_object
 from coordinator.api.errors import Refusal
+from coordinator.api.limited import admitted
 from coordinator.api.relay import Relay
 from coordinator.job import Job
 from coordinator.store.records import Token, TokenKind
@@ -38,9 +39,13 @@ async def generate(request: Request, caller: Caller) -> Response:
         stream=_stream(body) and request.url.path != COUNT_TOKENS,
         body=body,
         started_at=datetime.now(UTC),
+        priority=_priority(body),
+        request_id=request.state.request_id,
     )
     request.state.job_id = job.id
-    return Relay(services_of(request).dispatcher.run, job, notices.wanted(request.headers))
+    services = services_of(request)
+    relay = Relay(services.dispatcher.run, job, notices.wanted(request.headers))
+    return admitted(services.limits, caller, job, relay)
 
 
 def _model(body: dict[str, Any]) -> str:
@@ -55,3 +60,9 @@ def _stream(body: dict[str, Any]) -> bool:
     if stream is not None and not isinstance(stream, bool):
         raise Refusal(invalid_request("`stream` must be true or false.", "stream"))
     return bool(stream)
+
+
+def _priority(body: dict[str, Any]) -> int:
+    """What is none is for the provider to refuse."""
+    priority = body.get("priority")
+    return priority if isinstance(priority, int) and not isinstance(priority, bool) else 0

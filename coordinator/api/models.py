@@ -1,4 +1,4 @@
-"""GET /v1/models: what the listed providers advertise, in OpenAI's form."""
+"""GET /v1/models: what the listed providers advertise and the key may use, in OpenAI's form."""
 
 from typing import Annotated, Any
 
@@ -15,16 +15,21 @@ Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 
 @router.get("/v1/models")
-async def models(request: Request, _: Reader) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(name) for name in services_of(request).dispatcher.models()]}
+async def models(request: Request, reader: Reader) -> dict[str, Any]:
+    return {"object": "list", "data": [_model(name) for name in _known(request, reader)]}
 
 
 @router.get("/v1/models/{model:path}")
-async def model(request: Request, model: str, _: Reader) -> dict[str, Any]:
-    known = services_of(request).dispatcher.models()
+async def model(request: Request, model: str, reader: Reader) -> dict[str, Any]:
+    known = _known(request, reader)
     if model not in known:
         raise Refusal(model_not_found(model, known))
     return _model(model)
+
+
+def _known(request: Request, reader: Token) -> list[str]:
+    """What the key may use of what is served."""
+    return [name for name in services_of(request).dispatcher.models() if reader.limits.allow(name)]
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -217,4 +217,6 @@ async def _see(connection: AsyncConnection, sighting: Sighting) -> None:
         "last_seen_at": sighting.seen_at,
     }
     statement = insert(ProviderRow).values(provider_id=sighting.provider_id, first_seen_at=sighting.seen_at, **facts)
-    await connection.execute(statement.on_conflict_do_update(index_elements=[ProviderRow.provider_id], set_=facts))
+    later = ProviderRow.last_seen_at <= sighting.seen_at
+    upsert = statement.on_conflict_do_update(index_elements=[ProviderRow.provider_id], set_=facts, where=later)
+    await connection.execute(upsert)

@@ -52,7 +52,10 @@ from provider.protocol import (
     parse_from_coordinator,
 )
 
-QUICK = Timings(heartbeat_s=0.1, suspect_after_s=0.4, lost_after_s=0.8, accept_within_s=2, drain_s=3)
+QUICK = Timings(
+    heartbeat_s=0.1, suspect_after_s=0.4, lost_after_s=0.8, resume_within_s=0.8, failover_after_s=0.2,
+    accept_within_s=2, drain_s=3,
+)  # fmt: skip
 MODEL = "demo"
 GIB = 2**30
 
@@ -139,10 +142,23 @@ class Running:
 
 @asynccontextmanager
 async def coordinator(
-    postgres: str, timings: Timings | None = None, keep_desired: bool = False
+    postgres: str,
+    timings: Timings | None = None,
+    keep_desired: bool = False,
+    data_dir: Path | None = None,
+    beside: Running | None = None,
 ) -> AsyncIterator[Running]:
-    settings = Settings(Path("/nonexistent"), postgres, port=0, timings=timings or Timings())
-    secrets = await _tokens(postgres, "" if keep_desired else ", desired_models, desired_revisions")
+    """`beside` another one: over its database as it is, with its keys."""
+    if data_dir is None:
+        with scratch() as made:
+            async with coordinator(postgres, timings, keep_desired, made, beside) as running:
+                yield running
+        return
+    settings = Settings(data_dir, postgres, port=0, timings=timings or Timings())
+    if beside is not None:
+        secrets = (beside.api_key, beside.admin_key, beside.provider_token)
+    else:
+        secrets = await _tokens(postgres, "" if keep_desired else ", desired_models, desired_revisions")
     listener = bind(settings.host, 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stop = Stop()

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from alembic import command
@@ -12,6 +13,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 
+from coordinator import journal
 from coordinator.config import Timings
 from coordinator.errors import BadConfiguration, StoreDown
 from coordinator.hub import Hub
@@ -133,7 +135,7 @@ def test_a_job_is_billed_once(postgres: str) -> None:
     assert rows(database, "select job_id, completion_tokens from usage") == [("j1", 3)]
 
 
-def test_a_record_the_store_refuses_does_not_take_the_others_with_it(postgres: str) -> None:
+def test_a_record_the_store_refuses_does_not_take_the_others_with_it(postgres: str, tmp_path: Path) -> None:
     database = new_database(postgres)
     migrate(database)
     bad = Sighting("p\0", "name", "0.9.0", "sim", "chip", NOW)
@@ -141,18 +143,33 @@ def test_a_record_the_store_refuses_does_not_take_the_others_with_it(postgres: s
     async def scene() -> None:
         store = Store(database)
         hub = Hub(Timings(), lambda: 0.0, lambda _: None)
-        recorder = Recorder(store.write, hub.metrics)
+        recorder = Recorder(store.write, hub.metrics, journal.begun(tmp_path))
         for record in (bad, USAGE, replace(bad, provider_id="p1")):
             recorder.add(record)
         writing = asyncio.create_task(recorder.run())
         await recorder.flush(5)
         writing.cancel()
         await asyncio.wait({writing})
+        recorder.close()
         await store.close()
 
     asyncio.run(scene())
     assert rows(database, "select job_id from usage") == [("j1",)]
     assert rows(database, "select provider_id from providers") == [("p1",)]
+
+
+def test_an_old_sighting_that_is_stored_late_changes_nothing(postgres: str) -> None:
+    database = new_database(postgres)
+    migrate(database)
+    now = Sighting("p1", "new", "0.9.1", "sim", "chip", NOW)
+
+    async def scene() -> None:
+        store = Store(database)
+        await store.write([now, replace(now, name="old", seen_at=NOW - timedelta(hours=1))])
+        await store.close()
+
+    asyncio.run(scene())
+    assert rows(database, "select name from providers") == [("new",)]
 
 
 def test_the_migrated_tables_are_what_the_provider_ships(postgres: str) -> None:
