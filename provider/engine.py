@@ -12,8 +12,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from provider.api import wire
-from provider.backends.base import Backend, Row, Run
-from provider.generation import Delta, Entered, Event, Failed, Finished, FinishReason, GenerationRequest, Notice
+from provider.backends.base import Backend, Row, Run, Told
+from provider.errors import GrammarError
+from provider.generation import (
+    Delta,
+    Entered,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Notice,
+    Sampling,
+)
 from provider.mtp.controller import Depth, FixedDepth
 from provider.mtp.tally import Tally
 from provider.parking.mover import Lane
@@ -219,7 +230,10 @@ class Engine:
 
     def _open(self, id: str) -> list[Event]:
         one = self._generations[id]
-        self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
+        try:
+            self.backend.open(id, one.request.sampling, one.request.prompt, one.tokens)
+        except GrammarError as error:
+            return [self._fail(id, wire.grammar_failed(str(error)))]
         return []
 
     def _call_back(self, id: str) -> bool:
@@ -305,24 +319,32 @@ class Engine:
         """The new tokens of one sequence -> their text, and its end if one of them was the last. What a run has beyond
         a stop was never asked for: it is neither counted nor told."""
         one = self._generations[id]
+        told = self._told(id, one.request.sampling)
+        if told.failure is not None:
+            return [self._fail(id, wire.grammar_failed(told.failure))]
         stop_at = next((place for place, token in enumerate(run.tokens) if token in one.stop_ids), None)
         tokens = run.tokens[:stop_at]
         pushed = one.text.push(tokens)
         if pushed.stopped_at is not None:
             tokens = tokens[: pushed.stopped_at]
             self._note(one, run, tokens)
-            return self._finish(id, tokens, pushed.text, "stop")
+            return self._finish(id, _delta(id, tokens, pushed.text, told), "stop")
         if stop_at is not None:
             self._note(one, run, run.tokens[: stop_at + 1])
-            return self._finish(id, tokens, pushed.text + one.text.finish(), "stop")
+            return self._finish(id, _delta(id, tokens, pushed.text + one.text.finish(), told), "stop")
         self._note(one, run, tokens)
         match self.scheduler.end_of(id):
             case None:
-                return [Delta(id, tokens, pushed.text)]
+                return [_delta(id, tokens, pushed.text, told)]
             case End.LENGTH:
-                return self._finish(id, tokens, pushed.text + one.text.finish(), "length")
+                return self._finish(id, _delta(id, tokens, pushed.text + one.text.finish(), told), "length")
             case End.CONTEXT:
-                return [Delta(id, tokens, pushed.text + one.text.finish()), self._outgrown(id)]
+                return [_delta(id, tokens, pushed.text + one.text.finish(), told), self._outgrown(id)]
+
+    def _told(self, id: str, sampling: Sampling) -> Told:
+        """Asked for only where there is something to tell."""
+        asks = sampling.grammar is not None or sampling.logprobs is not None
+        return self.backend.told(id) if asks else Told()
 
     def _note(self, one: Generation, run: Run, emitted: Sequence[int]) -> None:
         one.tokens += emitted
@@ -330,7 +352,7 @@ class Engine:
         one.accepted += min(run.accepted, len(emitted))
         self.tally.note(run.drafted, run.accepted)
 
-    def _finish(self, id: str, tokens: list[int], text: str, reason: FinishReason) -> list[Event]:
+    def _finish(self, id: str, last: Delta, reason: FinishReason) -> list[Event]:
         one, sequence = self._generations[id], self.scheduler.get(id)
         assert sequence is not None
         finished = Finished(
@@ -343,7 +365,6 @@ class Engine:
             one.accepted,
             one.drafted - one.accepted,
         )
-        last = Delta(id, tokens, text)
         self.cancel(id)
         return [last, finished] if last.token_ids or last.text else [finished]
 
@@ -359,3 +380,7 @@ class Engine:
     def _fail(self, id: str, failure: wire.Failure) -> Failed:
         self.cancel(id)
         return Failed(id, failure)
+
+
+def _delta(id: str, tokens: list[int], text: str, told: Told) -> Delta:
+    return Delta(id, tokens, text, None if told.logprobs is None else list(told.logprobs[: len(tokens)]))

@@ -8,6 +8,7 @@ DarkbloomError
 │   ├── SelfTestFailed   it loads, and computes nonsense on this machine
 │   └── ExactUnavailable exact mode is on, and cannot be guaranteed for it here
 ├── HeadInvalid          a prediction head that cannot be used; the model is served without it
+├── GrammarError         a grammar or schema that cannot be used; the message says why
 ├── WorkerError          a worker process that could not be started or has ended
 └── RequestFailed        one request that ends in a typed error; carries the Failure sent to the client
 """
@@ -56,6 +57,10 @@ class HeadInvalid(DarkbloomError):
         self.reason = reason
         self.detail = detail
         self.path = path
+
+
+class GrammarError(DarkbloomError):
+    """Says why, without the grammar."""
 
 
 class WorkerError(DarkbloomError):

@@ -30,6 +30,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    grammar: str | None = None
+    """What the text has to be, as provider.grammar writes it; None: anything."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told beside each that is drawn; None: not even its own probability."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Of a drawn token: the natural logarithm of what the model itself gave it, before temperature, penalties, biases
+    and grammar; and the likeliest tokens there, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +64,8 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     request_id: str
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprob] | None = None
+    """One for each token, where they were asked for."""
 
 
 class Notice(msgspec.Struct, frozen=True, tag="notice"):

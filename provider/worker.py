@@ -19,12 +19,15 @@ from threading import Thread
 import msgspec
 import psutil
 
+from provider.api import wire
 from provider.backends.base import Backend, BackendFacts
 from provider.backends.sim import BLOCK_TOKENS, SimBackend
 from provider.backends.sim_timing import Clock, Device, WallClock, device_named_in
 from provider.engine import Engine, Step
 from provider.errors import ConfigError, ExactUnavailable, ModelError, ModelUnsupported, SelfTestFailed
 from provider.exactness import attach_exact
+from provider.generation import Failed
+from provider.grammar.compiler import Guides
 from provider.heads import Head, attach_head, choose_head, inactive
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
@@ -58,6 +61,7 @@ from provider.pipe import (
     ToWorker,
     pack,
 )
+from provider.preparing import Prepared, Preparing
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 from provider.text import Decode
@@ -81,7 +85,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     directory = Path(spec.directory)
     tokenizer = ModelTokenizer(directory)
     head = choose_head(directory, spec.drafts)
-    backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer.encode)
+    backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer)
     exact = attach_exact(directory, spec.exact)
     engine = engine_around(spec, backend, tokenizer.decode, clock)
     return engine, loaded_of(engine, drafts, exact, time.monotonic() - started)
@@ -255,7 +259,7 @@ class Send:
 
 
 def serve(sock: socket.socket) -> None:
-    inbox: SimpleQueue[ToWorker] = SimpleQueue()
+    inbox: SimpleQueue[ToWorker | Prepared] = SimpleQueue()
     Thread(target=_read, args=(sock, inbox), daemon=True).start()
     send = Send(sock)
     spec = inbox.get()
@@ -274,7 +278,8 @@ def serve(sock: socket.socket) -> None:
     _loop(engine, inbox, send)
 
 
-def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
+def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker | Prepared]", send: Send) -> None:
+    preparing = Preparing(engine.backend.prepare, inbox.put)
     stepped, spoke_s = True, time.monotonic()
     while True:
         for command in chain(_first_command(engine, inbox, stepped), _drain(inbox)):
@@ -282,7 +287,7 @@ def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
                 engine.backend.close()
                 return
             assert not isinstance(command, LoadSpec), "a worker serves one model for life"
-            for report in apply(engine, command):
+            for report in _obey(engine, command, preparing):
                 send(report)
         if engine.busy:
             quiet = time.monotonic() - spoke_s < PULSE_S
@@ -290,7 +295,27 @@ def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker]", send: Send) -> None:
             spoke_s = time.monotonic() if stepped or not quiet else spoke_s
 
 
-def _first_command(engine: Engine, inbox: "SimpleQueue[ToWorker]", stepped: bool) -> list[ToWorker]:
+def _obey(engine: Engine, command: Command | Prepared, preparing: Preparing) -> list[FromWorker]:
+    """As `apply`; a request with a grammar waits for that outside the engine."""
+    match command:
+        case Submit(request) if request.sampling.grammar is not None:
+            preparing.begin(request)
+            return []
+        case Prepared(request_id, failure):
+            held = preparing.take(request_id)
+            if held is not None and failure is not None:
+                return [Report([Failed(request_id, wire.grammar_failed(failure))])]
+            return [] if held is None else apply(engine, Submit(held))
+        case Cancel(request_id):
+            preparing.drop(request_id)
+            return apply(engine, command)
+        case _:
+            return apply(engine, command)
+
+
+def _first_command(
+    engine: Engine, inbox: "SimpleQueue[ToWorker | Prepared]", stepped: bool
+) -> list[ToWorker | Prepared]:
     """Waits for one when there is nothing else to do: until the next step may find something, if anybody is here."""
     if not engine.busy:
         return [wait_for_work(engine, inbox)]
@@ -302,7 +327,9 @@ def _first_command(engine: Engine, inbox: "SimpleQueue[ToWorker]", stepped: bool
         return []
 
 
-def wait_for_work(engine: Engine, inbox: "SimpleQueue[ToWorker]", rests_after_s: float = RESTS_AFTER_S) -> ToWorker:
+def wait_for_work(
+    engine: Engine, inbox: "SimpleQueue[ToWorker | Prepared]", rests_after_s: float = RESTS_AFTER_S
+) -> ToWorker | Prepared:
     """The next command; when it is long in coming, the system gets meanwhile what was only kept ready."""
     try:
         return inbox.get(timeout=rests_after_s)
@@ -314,7 +341,7 @@ def wait_for_work(engine: Engine, inbox: "SimpleQueue[ToWorker]", rests_after_s:
         engine.backend.rest(False)
 
 
-def _drain(inbox: "SimpleQueue[ToWorker]") -> Iterator[ToWorker]:
+def _drain(inbox: "SimpleQueue[ToWorker | Prepared]") -> Iterator[ToWorker | Prepared]:
     while True:
         try:
             yield inbox.get_nowait()
@@ -322,7 +349,7 @@ def _drain(inbox: "SimpleQueue[ToWorker]") -> Iterator[ToWorker]:
             return
 
 
-def _read(sock: socket.socket, inbox: "SimpleQueue[ToWorker]") -> None:
+def _read(sock: socket.socket, inbox: "SimpleQueue[ToWorker | Prepared]") -> None:
     """Fills the inbox; when the parent's end closes, ends the process at once, even in the middle of a step."""
     frames = FrameReader()
     while True:
@@ -375,7 +402,7 @@ def _pool_tokens(spec: LoadSpec, kv_bytes_per_token: int) -> int:
 
 
 def _create_backend(
-    spec: LoadSpec, clock: Clock, head: Head | Off, encode: Callable[[str], list[int]]
+    spec: LoadSpec, clock: Clock, head: Head | Off, tokenizer: ModelTokenizer
 ) -> tuple[Backend, DraftStatus]:
     directory = Path(spec.directory)
     tiers = None if spec.park is None else spec.park.tiers()
@@ -384,18 +411,24 @@ def _create_backend(
             from provider.backends.mlx.backend import MlxBackend
             from provider.backends.mlx.park_codec import MlxCodec
 
+            guides = Guides(tokenizer, read_checkpoint(directory).vocab_size)
+            guided = guides.begin()
             backend = MlxBackend(directory)
+            backend.guide_with(guides.guide)
+            guided.join()
             files = None if spec.park is None else _park_files(Path(spec.park.directory))
             if tiers is not None and files is not None:
                 backend.park_with(Lot(tiers, files, MlxCodec(), ThreadMover()))
-            return backend, attach_head(backend, head, encode)
+            return backend, attach_head(backend, head, tokenizer.encode)
         case "sim":
             device = device_named_in(os.environ)
             reason = (
                 head if isinstance(head, Off) else Off(Reason.ENGINE_INACTIVE, "the simulated backend drafts nothing")
             )
             facts = sim_facts(read_checkpoint(directory), device)
-            return SimBackend(facts, device, clock, tiers=tiers), inactive(reason)
+            simulated = SimBackend(facts, device, clock, tiers=tiers)
+            simulated.guide_with(Guides(tokenizer, facts.vocab_size).guide)
+            return simulated, inactive(reason)
         case _:
             raise ConfigError(f"backend {spec.backend!r} is not known; known: mlx, sim")
 

@@ -43,6 +43,12 @@ def invalid_request(message: str, param: str | None = None, code: str = "invalid
     return Failure(400, "invalid_request_error", code, message, param)
 
 
+def grammar_failed(reason: str) -> Failure:
+    """The answer cannot go on within the form that was asked for."""
+    message = f"The form that the answer was to have cannot be followed: {reason}."
+    return invalid_request(message, code="grammar_failed")
+
+
 def context_exceeded(n_prompt_tokens: int, n_ctx: int, message: str | None = None) -> Failure:
     """The prompt, or the chat as it has grown, cannot fit (OpenAI's 400 with llama.cpp's members)."""
     said = message or (

@@ -5,16 +5,21 @@ sequences. It serves any checkpoint whose facts can be read, so engines, fleets 
 Given a device, it also takes the time that device would (sim_timing.py); without one, no longer than Python does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run
+from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run, Told
 from provider.backends.sim_timing import Clock, Device, WallClock, decode_s, prefill_s
-from provider.generation import Sampling
+from provider.errors import GrammarError
+from provider.generation import Sampling, TokenLogprob
 from provider.parking.lot import NoRoom, Tiers
 from provider.parking.mover import Lane
 from provider.randomness import uniform
+
+if TYPE_CHECKING:
+    from provider.grammar.guide import Guide
 
 BLOCK_TOKENS = 256
 COPY_BYTES_PER_S = 1e9
@@ -28,6 +33,9 @@ class Held:
     sampling: Sampling
     length: int = 0
     digest: bytes = b""
+    guide: "Guide | None" = None
+    drawn: Sequence[int] = ()
+    """By the last run."""
 
     def append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -38,7 +46,15 @@ class Held:
         value = int.from_bytes(self.digest[:8], "little")
         if self.sampling.temperature > 0:
             value += int(uniform(self.sampling.seed, self.sampling.index, position) * 2**32)
-        return value % vocab_size
+        return value % vocab_size if self.guide is None else self._guided(self.guide, value, vocab_size)
+
+    def _guided(self, guide: "Guide", value: int, vocab_size: int) -> int:
+        from provider.grammar.guide import allowed  # and numpy, which a fleet of thousands starts faster without
+
+        open_to = allowed(guide, vocab_size)
+        token = value % vocab_size if open_to is None else open_to[value % len(open_to)]
+        guide.note(token)
+        return token
 
 
 @dataclass(slots=True)
@@ -74,6 +90,7 @@ class SimBackend:
         self._device = device
         self._clock = clock or WallClock()
         self._held: dict[str, Held] = {}
+        self._guide: Callable[[str], Guide] | None = None
         self._tiers = tiers
         self._copy_bytes_per_s = copy_bytes_per_s
         self._away: list[Away] = []
@@ -83,7 +100,11 @@ class SimBackend:
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
         if id in self._held:
             raise ValueError(f"sequence {id!r} is already open")
-        self._held[id] = Held(sampling)
+        guide = self._guide_of(sampling)
+        if guide is not None:
+            for token in emitted:
+                guide.note(token)
+        self._held[id] = Held(sampling, guide=guide)
 
     def prefill(self, id: str, tokens: Sequence[int], position: int | None) -> int | None:
         if not tokens:
@@ -93,7 +114,10 @@ class SimBackend:
         held.append(tokens)
         if self._device is not None:
             self._pass(started, prefill_s(self._device, self.facts, before, len(tokens)))
-        return None if position is None else held.draw(position, self.facts.vocab_size)
+        if position is None:
+            return None
+        held.drawn = [held.draw(position, self.facts.vocab_size)]
+        return held.drawn[0]
 
     def decode(self, rows: Sequence[Row], ahead: bool = False) -> list[Run]:
         if len({row.id for row in rows}) < len(rows):
@@ -106,6 +130,27 @@ class SimBackend:
         if self._device is not None:
             self._pass(started, decode_s(self._device, self.facts, lengths))
         return runs
+
+    def guide_with(self, guide: "Callable[[str], Guide]") -> None:
+        """From now on it knows how to follow a grammar. `guide` may be called from any thread."""
+        self._guide = guide
+
+    def prepare(self, sampling: Sampling) -> None:
+        self._guide_of(sampling)
+
+    def _guide_of(self, sampling: Sampling) -> "Guide | None":
+        if sampling.grammar is None:
+            return None
+        if self._guide is None:
+            raise GrammarError("nothing here can follow a grammar")
+        return self._guide(sampling.grammar)
+
+    def told(self, id: str) -> Told:
+        """What is simulated is certain of every token."""
+        held = self._held[id]
+        count = held.sampling.logprobs
+        logprobs = None if count is None else [TokenLogprob(0.0, [(one, 0.0)][:count]) for one in held.drawn]
+        return Told(logprobs, None if held.guide is None else held.guide.failure)
 
     @property
     def savable_bytes(self) -> int | None:
@@ -197,4 +242,5 @@ class SimBackend:
             tokens.append(held.draw(position, self.facts.vocab_size))
             if uniform(held.sampling.seed, held.sampling.index, -1 - position) >= self._acceptance:
                 break  # what was drafted for the next position is not what has been drawn
+        held.drawn = tokens[1:]
         return Run(tokens[1:], row.drafts)

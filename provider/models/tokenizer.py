@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from provider.errors import ModelError
 from provider.models.eos import eos_token_ids, token_text
 from provider.models.json_file import read_optional_json_object
+from provider.models.token_bytes import TokenBytes
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The variables a chat template may use, filled from tokenizer_config.json (`template_tokens`)."""
@@ -33,6 +34,7 @@ class ModelTokenizer:
         self.eos_token_ids: frozenset[int] = eos_token_ids(directory)
         self.chat_template: str | None = _chat_template(directory, config)
         self.special_tokens: frozenset[str] = _special_tokens(self._tokenizer)
+        self.special_token_ids: frozenset[int] = _special_token_ids(self._tokenizer)
         self.template_tokens: Mapping[str, str] = _template_tokens(config)
 
     def __reduce__(self) -> tuple[type["ModelTokenizer"], tuple[Path]]:
@@ -51,6 +53,14 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, which need not be whole characters; nothing for an id that has no token."""
+        return self._bytes.of(token_id)
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
 
     @cached_property
     def _literal(self) -> Tokenizer:
@@ -105,6 +115,10 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
 def _special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
     added = tokenizer.get_added_tokens_decoder().values()
     return frozenset(token.content for token in added if token.special)
+
+
+def _special_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 def _template_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from provider.generation import Sampling
+from provider.grammar.guide import Guide, Words, masks
 from provider.randomness import uniform
 
 BISECTIONS = 24
@@ -27,10 +28,15 @@ class Sampler:
     sampling: Sampling
     seen: set[int] = field(default_factory=set)
     counts: Counter[int] = field(default_factory=Counter)
+    guide: Guide | None = None
+    """What its grammar allows."""
 
     @classmethod
-    def of(cls, sampling: Sampling, prompt: Iterable[int], emitted: Iterable[int]) -> "Sampler":
-        sampler = cls(sampling, set(prompt) if sampling.repetition_penalty != 1.0 else set())
+    def of(
+        cls, sampling: Sampling, prompt: Iterable[int], emitted: Iterable[int], guide: Guide | None = None
+    ) -> "Sampler":
+        """`guide`: of a sequence that begins."""
+        sampler = cls(sampling, set(prompt) if sampling.repetition_penalty != 1.0 else set(), guide=guide)
         for token in emitted:
             sampler.note(token)
         return sampler
@@ -41,6 +47,8 @@ class Sampler:
             self.seen.add(token)
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self.counts[token] += 1
+        if self.guide is not None:
+            self.guide.note(token)
 
     def after(self, tokens: Sequence[int]) -> "Sampler":
         """As it would be once these had been drawn; this one stays as it is."""
@@ -49,6 +57,7 @@ class Sampler:
         later = Sampler(self.sampling, set(self.seen), Counter(self.counts))
         for token in tokens:
             later.note(token)
+        later.guide = None if self.guide is None else self.guide.after(tokens)
         return later
 
     def adjust(self, logits: mx.array) -> mx.array:
@@ -72,7 +81,13 @@ class Sampler:
     def looks_back(self) -> bool:
         """Whether a draw depends on the tokens drawn before it."""
         asked = self.sampling
-        return bool(asked.repetition_penalty != 1.0 or asked.presence_penalty or asked.frequency_penalty)
+        penalised = asked.repetition_penalty != 1.0 or asked.presence_penalty or asked.frequency_penalty
+        return bool(penalised or self.guide is not None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its next step cannot begin before this one's token has been read."""
+        return self.looks_back or self.sampling.logprobs is not None
 
     @property
     def adjusts(self) -> bool:
@@ -85,6 +100,10 @@ def sample(logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
         rows = logits.astype(mx.float32)
         adjusted = [one.adjust(mx.array(rows[i])) if one.adjusts else rows[i] for i, (one, _) in enumerate(draws)]
         logits = mx.stack(adjusted)
+    if any(sampler.guide is not None for sampler, _ in draws):
+        mx.async_eval(logits)  # the device is at work on them while the host looks for what may come
+        allowed = masks([sampler.guide for sampler, _ in draws], logits.shape[-1])
+        logits = mx.where(_bits(allowed, logits.shape[-1]), logits[: len(draws)], -mx.inf)
     kinds = [_kind(sampler.sampling) for sampler, _ in draws]
     if len(set(kinds)) == 1:
         return kinds[0](logits, draws)
@@ -97,6 +116,12 @@ def sample(logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
 
 
 Draws = Sequence[tuple[Sampler, int]]
+
+
+def _bits(words: Words, vocab_size: int) -> mx.array:
+    """[R, V] of bool."""
+    bits = (mx.array(words)[:, :, None] >> mx.arange(32, dtype=mx.int32)) & 1
+    return bits.reshape(len(words), -1)[:, :vocab_size].astype(mx.bool_)
 
 
 def _kind(asked: Sampling) -> Callable[[mx.array, Draws], mx.array]:

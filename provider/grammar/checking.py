@@ -1,0 +1,47 @@
+"""Whether a grammar can be followed at all, found out without a model."""
+
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLTokenizer
+
+from provider.errors import GrammarError
+from provider.grammar.limits import parser_limits
+
+
+def check(grammar: str) -> None:
+    """Raises GrammarError for what no model could follow; needs none."""
+    checked(LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits()))
+
+
+def checked(matcher: LLMatcher) -> LLMatcher:
+    matcher.compute_logit_bias()  # what comes first: only then is it known that nothing can
+    if matcher.is_error():
+        raise GrammarError(_reason(matcher))
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise GrammarError("nothing satisfies it")
+    return matcher
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Behind it stands the grammar."""
+    error = matcher.get_error()
+    if error.startswith("NoExtension"):
+        return "nothing satisfies it"
+    return " ".join(error.partition("\n<")[0].partition("\n1 |")[0].split())
+
+
+@lru_cache(1)
+def _bytes_tokenizer() -> LLTokenizer:
+    """One token for each byte, and an end."""
+    return LLTokenizer(_Bytes(), n_vocab=257, eos_token=256, slices=[])  # type: ignore[arg-type]  # by shape
+
+
+class _Bytes:
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)

@@ -1,0 +1,22 @@
+"""How much a grammar may ask of the machine: every bound is on work or memory, so it holds on any machine.
+
+What the figures come to: docs/decisions/0016-structured-output.md.
+"""
+
+from llguidance import LLParserLimits
+
+MAX_GRAMMAR_BYTES = 512 * 2**10
+"""Of a grammar as it is sent to a worker; the bounds of schemas are in provider.grammar.json_schema."""
+
+
+def parser_limits() -> LLParserLimits:
+    """Of building a grammar (`initial_lexer_fuel`, about 20 ms) and of one mask (`step_*`, about 15 ms at most). A
+    state of the lexer takes 1 to 2 kB, and one sequence makes them as its text goes on."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=25_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
