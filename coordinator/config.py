@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.errors import BadConfiguration
-from provider.protocol import HEARTBEAT_S, LISTED_AFTER_LOSS_S, LOST_AFTER_S, SUSPECT_AFTER_S
+from provider.protocol import HEARTBEAT_S, LISTED_AFTER_LOSS_S, LOST_AFTER_S, RESUME_WITHIN_S, SUSPECT_AFTER_S
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
+MOST_WAITING = 1000
+"""Requests that wait for one model."""
 DEFAULT_DATA_DIR = Path("~/.local/share/darkbloom")
 SECRET_FORM = re.compile(r"dbk_[A-Za-z0-9_-]{32,}")
 
@@ -23,6 +25,14 @@ class Timings:
     lost_after_s: float = LOST_AFTER_S
     listed_after_loss_s: float = LISTED_AFTER_LOSS_S
     register_within_s: float = 10
+    wait_s: float = 120
+    """How long a request waits for a place at a provider."""
+    away_s: float = 10
+    """How long a provider whose connection was lost is hoped for by those who wait."""
+    resume_within_s: float = RESUME_WITHIN_S
+    """How long the answers of a provider whose connection was lost wait for it to come back."""
+    failover_after_s: float = 5
+    """How long a request of which no chunk has come waits so, when another provider could take it."""
     accept_within_s: float = 30
     silence_s: float = 600
     """How long an accepted request may stay without a frame."""
@@ -59,6 +69,7 @@ class Settings:
     port: int = DEFAULT_PORT
     up: UpSecrets | None = None
     timings: Timings = Timings()
+    most_waiting: int = MOST_WAITING
 
 
 def settings(

@@ -108,12 +108,14 @@ class ProviderView:
 
 def registered(message: Register, generation: int, now_s: float, former: ProviderView | None = None) -> ProviderView:
     """A fresh view: what the provider was on an earlier connection does not carry over. What has become of its loads
-    does, and what counts against it, and an operator's order to drain: it is the same machine."""
+    does, and what counts against it, and an operator's order to drain: it is the same machine. So do the requests that
+    it has of ours: its next heartbeat counts them."""
     fresh = _fresh(message, generation, now_s)
     if former is None:
         return fresh
     return replace(
         fresh,
+        holds={**former.counted, **former.holds},
         draining=former.drain_ordered,
         drain_ordered=former.drain_ordered,
         loads=former.loads,
@@ -150,7 +152,13 @@ def models_replaced(view: ProviderView, message: ModelsUpdate) -> ProviderView:
 
 
 def disconnected(view: ProviderView, now_s: float) -> ProviderView:
-    return replace(view, connected=False, heard_s=now_s, holds=NO_HOLDS, counted=NO_HOLDS)
+    """It keeps what it holds of ours: it may come back and go on."""
+    return replace(view, connected=False, heard_s=now_s)
+
+
+def lost(view: ProviderView) -> ProviderView:
+    """Disconnected for its silence, which has lasted long enough."""
+    return replace(view, connected=False)
 
 
 def held(view: ProviderView, request_id: str, hold: Hold) -> ProviderView:

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import assert_never
 
-from coordinator import cooldown, fleet, log, mirror
+from coordinator import breaker, cooldown, fleet, log, mirror
+from coordinator.breaker import BreakerState
 from coordinator.config import Timings
 from coordinator.connection import Connection, Malformed
 from coordinator.fleet import Hold, Presence, ProviderView
@@ -15,9 +15,9 @@ from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
 from coordinator.metrics import Metrics
 from coordinator.orders import Order, Orders, lacked_memory
+from coordinator.streams import Agreed, Stream, Streams
 from coordinator.views import Views
 from provider.protocol import (
-    ACK_EVERY,
     CLOSE_BAD_VERSION,
     CLOSE_PROTOCOL_ERROR,
     CLOSE_SUPERSEDED,
@@ -43,14 +43,8 @@ CLOSE_GOING_AWAY = 1001
 CLOSE_LOST = 4408
 """No heartbeat for 45 s on a socket that is still open."""
 WATCH_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """A request in progress and the connection it may be answered on."""
-
-    connection: Connection
-    inbox: Inbox
+STALL_S = 5.0
+"""A watch that is so late says nothing of the providers."""
 
 
 class Hub:
@@ -67,7 +61,8 @@ class Hub:
         self._seen = seen
         self._views = Views()
         self._connections: dict[str, Connection] = {}
-        self._streams: dict[str, _Stream] = {}
+        self._streams = Streams()
+        self._watch_every_s = min(WATCH_EVERY_S, timings.resume_within_s / 4, timings.failover_after_s)
         self._generations = itertools.count(1)
         self._links: dict[asyncio.Task[None], Link] = {}
         self._desired: DesiredModels | None = None
@@ -112,29 +107,53 @@ class Hub:
 
     async def close_all(self, reason: str) -> None:
         """Goes away from every provider; what still runs ends with a typed error."""
-        for stream in self._streams.values():
+        for stream in self._streams:
             stream.inbox.break_off(Broken.STOPPING)
+            self._cancel(stream)
         for link in self._links.values():
             link.close(CLOSE_GOING_AWAY, reason)
         if self._links:
             await asyncio.wait(self._links, timeout=CLOSE_S)
 
     async def watch(self) -> None:
-        """Closes sockets that fell silent, and forgets providers lost long ago. Runs for ever."""
+        """Closes sockets that fell silent, gives up answers whose provider stays away, and forgets providers lost long
+        ago. Runs for ever."""
         while True:
-            now = self.watched_s = self._clock()
-            for view in list(self._views.values()):
-                self._watch(view, now)
-            await asyncio.sleep(WATCH_EVERY_S)
+            self.look()
+            await asyncio.sleep(self._watch_every_s)
+
+    def look(self) -> None:
+        """One round of the watch."""
+        before, now = self.watched_s, self._clock()
+        self.watched_s = now
+        if now - before >= STALL_S:  # it was this process that slept: what was said meanwhile is read first
+            log.warning("watch_late", by_s=now - before)
+            return
+        for view in list(self._views.values()):
+            self._watch(view, now)
 
     def _watch(self, view: ProviderView, now: float) -> None:
         connection = self._connections.get(view.provider_id)
         if connection is not None:
             if fleet.presence(view, now, self._timings) is Presence.LOST:
-                self._drop(connection, CLOSE_LOST, "no heartbeat")
-        elif fleet.forgotten(view, now, self._timings):
+                connection.link.close(CLOSE_LOST, "no heartbeat")
+                self._lose(connection)
+            return
+        self._give_up(view, now)
+        if fleet.forgotten(view, now, self._timings):
             del self._views[view.provider_id]
             log.event("provider_forgotten", provider=view.provider_id)
+
+    def _give_up(self, view: ProviderView, now: float) -> None:
+        """Of a provider that is away: what has waited long enough, or has another place to go."""
+        for stream in self._streams.of(view.provider_id):
+            waited_s = now - stream.away_s if stream.away_s is not None else 0.0
+            elsewhere = waited_s >= self._timings.failover_after_s and not stream.inbox.begun
+            if waited_s >= self._timings.resume_within_s or (elsewhere and self._served_elsewhere(stream)):
+                stream.inbox.break_off(Broken.PROVIDER_LOST)
+
+    def _served_elsewhere(self, stream: Stream) -> bool:
+        return any(stream.model in self._views[provider_id].models for provider_id in self._connections)
 
     async def _read(self, link: Link) -> None:
         """The task boundary of one provider: whatever goes wrong here ends this connection and no other."""
@@ -150,7 +169,9 @@ class Hub:
             log.failure("provider_connection_failed", error)
             link.close(1011, "internal error")
         finally:
-            if connection is not None:
+            if connection is not None and link.peer_code == CLOSE_GOING_AWAY:
+                self._lose(connection)
+            elif connection is not None:
                 self._leave(connection)
 
     async def _greet(self, link: Link) -> Connection | None:
@@ -188,7 +209,10 @@ class Hub:
         former = self._views.get(message.provider_id)
         self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock(), former)
         self._seen(message)
-        link.send(self._welcome(connection, message))
+        agreed = self._streams.resume(message.provider_id, connection, message.resume)
+        link.send(self._welcome(connection, agreed))
+        for stream in agreed.again:
+            self._send(stream)
         if self._desired is not None:
             link.send(self._desired)
         log.event(
@@ -199,16 +223,19 @@ class Hub:
             backend=message.backend,
             models=len(message.models),
             generation=connection.generation,
+            resumed=len(agreed.resume),
+            gone=len(agreed.gone),
         )
         return connection
 
-    def _welcome(self, connection: Connection, message: Register) -> Registered:
-        """No stream outlives its connection yet, so all that the provider still runs is gone."""
+    def _welcome(self, connection: Connection, agreed: Agreed) -> Registered:
         return Registered(
-            provider_id=message.provider_id,
+            provider_id=connection.provider_id,
             heartbeat_s=self._timings.heartbeat_s,
             generation=connection.generation,
-            gone=[point.request_id for point in message.resume],
+            resume=agreed.resume,
+            gone=agreed.gone,
+            resume_within_s=self._timings.resume_within_s,
         )
 
     def _drop(self, connection: Connection, code: int, reason: str) -> None:
@@ -216,17 +243,27 @@ class Hub:
         self._leave(connection)
 
     def _leave(self, connection: Connection) -> None:
-        """Idempotent: the provider is away and its streams are broken, unless a newer connection has taken over."""
+        """The provider is away and its answers wait for it, unless a newer connection has taken over. Idempotent."""
+        if self._forget(connection):
+            now = self._clock()
+            self._streams.suspend(connection.provider_id, now)
+            view = self._views[connection.provider_id]
+            self._views[connection.provider_id] = fleet.disconnected(view, now)
+
+    def _lose(self, connection: Connection) -> None:
+        """The provider will not come back with its answers. Idempotent."""
+        if self._forget(connection):
+            self._streams.end(connection.provider_id)
+            view = self._views[connection.provider_id]
+            self._views[connection.provider_id] = fleet.lost(view)
+
+    def _forget(self, connection: Connection) -> bool:
         if self._connections.get(connection.provider_id) is not connection:
-            return
+            return False
         del self._connections[connection.provider_id]
-        for stream in self._streams.values():
-            if stream.connection is connection:
-                stream.inbox.break_off(Broken.PROVIDER_LOST)
         self.orders.lost(connection.provider_id)
-        view = self._views[connection.provider_id]
-        self._views[connection.provider_id] = fleet.disconnected(view, self._clock())
         log.event("provider_left", provider=connection.provider_id, generation=connection.generation)
+        return True
 
     # -- what a provider says
 
@@ -270,32 +307,45 @@ class Hub:
         stream = self._streams.get(frame.request_id)
         if stream is None or stream.connection is not connection:
             return
-        stream.inbox.put(frame, size_bytes)
-        if isinstance(frame, InferenceChunk | InferenceNotice) and (frame.seq + 1) % ACK_EVERY == 0:
-            connection.link.send(Ack(request_id=frame.request_id, seq=frame.seq))
+        stream.frame = None
+        due = stream.inbox.put(frame, size_bytes)
+        if due is not None:
+            connection.link.send(Ack(request_id=frame.request_id, seq=due))
 
     # -- what is asked of a provider
 
     @contextmanager
     def lease(self, provider_id: str, hold: Hold, request_id: str, frame: str) -> Iterator[Inbox]:
-        """A place at a provider that `views` shows connected, and the stream of its answer to `frame`.
+        """A place at a provider that `views` shows connected, and the stream of its answer to `frame`, over however
+        many connections.
 
         Leaving the block by any path frees both, once, and cancels what the provider has not finished.
         """
-        connection = self._connections[provider_id]
-        inbox = Inbox()
-        self._streams[request_id] = _Stream(connection, inbox)
+        stream = Stream(provider_id, request_id, hold.model, Inbox(), frame, self._connections[provider_id])
+        self._streams.open(stream)
         self._views[provider_id] = fleet.held(self._views[provider_id], request_id, hold)
-        sent = connection.link.offer(frame)
-        if not sent:
-            inbox.break_off(Broken.PROVIDER_BUSY)
+        sent = self._send(stream)
         try:
-            yield inbox
+            yield stream.inbox
         finally:
-            del self._streams[request_id]
+            self._streams.close(stream)
             self._release(provider_id, request_id)
-            if sent and not inbox.over:
-                connection.link.send(Cancel(request_id=request_id))
+            if sent and not stream.inbox.over:
+                self._cancel(stream)
+
+    def _send(self, stream: Stream) -> bool:
+        """The request, to the connection that the stream has."""
+        assert stream.connection is not None, "nobody is sent a request who is away"
+        assert stream.frame is not None, "nothing has been heard of it"
+        sent = stream.connection.link.offer(stream.frame)
+        if not sent:
+            stream.inbox.break_off(Broken.PROVIDER_BUSY)
+        return sent
+
+    def _cancel(self, stream: Stream) -> None:
+        """A provider that is away is told when it comes back."""
+        if stream.connection is not None:
+            stream.connection.link.send(Cancel(request_id=stream.request_id))
 
     def note_full(self, provider_id: str, model: str, for_s: float) -> None:
         """The provider has refused for want of a place to wait: it is not asked again at once."""
@@ -315,6 +365,27 @@ class Hub:
             self.metrics.cooldowns.inc()
             for_s = cooling.until_s - now
             log.warning("capacity_cooldown", provider=provider_id, model=model, refusals=cooling.refusals, for_s=for_s)
+
+    def note_failed(self, provider_id: str, model: str, incident: int | None = None) -> None:
+        """A request has failed there, and the provider is to blame. `incident`: the connection, where it was lost."""
+        view = self._views.get(provider_id)
+        if view is None:
+            return
+        now, known = self._clock(), view.breakers.get(model)
+        broken = breaker.failed(known, now, incident)
+        self._views[provider_id] = fleet.failed(view, model, broken)
+        if broken is not known and broken.state(now) is BreakerState.OPEN:
+            self.metrics.breakers_opened.inc()
+            for_s = broken.until_s - now
+            log.warning("breaker_opened", provider=provider_id, model=model, failures=broken.failures, for_s=for_s)
+
+    def note_succeeded(self, provider_id: str, model: str) -> None:
+        view = self._views.get(provider_id)
+        if view is None or model not in view.breakers:
+            return
+        if view.breakers[model].state(self._clock()) is not BreakerState.CLOSED:
+            log.event("breaker_closed", provider=provider_id, model=model)
+        self._views[provider_id] = fleet.succeeded(view, model)
 
     def tell(self, provider_id: str, order: Order) -> bool:
         """False when the provider is not connected: nothing is kept for later."""

@@ -5,6 +5,8 @@ from collections import deque
 from enum import StrEnum
 
 from provider.protocol import (
+    ACK_BYTES,
+    ACK_EVERY,
     InferenceAccepted,
     InferenceChunk,
     InferenceComplete,
@@ -31,7 +33,7 @@ class Broken(StrEnum):
 
 class Inbox:
     """The hub puts, the relay takes. Full means that the client reads too slowly: the stream breaks, nothing is
-    dropped. `over` says that the provider has said its last word."""
+    dropped. `over` says that the provider has said its last word; `begun`, that a chunk has come."""
 
     def __init__(self, max_frames: int = MAX_FRAMES, max_bytes: int = MAX_BYTES) -> None:
         self._max_frames = max_frames
@@ -40,26 +42,45 @@ class Inbox:
         self._bytes = 0
         self._broken: Broken | None = None
         self._something = asyncio.Event()
+        self._owed_bytes = 0
         self.next_seq = 0
+        self.begun = False
         self.over = False
 
-    def put(self, frame: Frame, size_bytes: int) -> None:
-        """A repeated number is left out; after the end, everything is."""
-        if self.over or self._broken is not None:
-            return
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can come in."""
+        return self.over or self._broken is not None
+
+    def put(self, frame: Frame, size_bytes: int) -> int | None:
+        """The number to acknowledge now, if any. A repeated number is left out; after the end, everything is."""
+        if self.ended:
+            return None
         match frame:
             case InferenceChunk() | InferenceNotice() if frame.seq < self.next_seq:
-                pass
+                return None
             case InferenceChunk() | InferenceNotice() | InferenceComplete() if frame.seq > self.next_seq:
                 self.break_off(Broken.SEQUENCE_GAP)
+                return None
             case InferenceChunk() | InferenceNotice():
                 self.next_seq += 1
+                self.begun = self.begun or isinstance(frame, InferenceChunk)
                 self._append(frame, size_bytes)
+                return self._due(frame.seq, size_bytes)
             case InferenceComplete() | InferenceError():
                 self.over = True
                 self._append(frame, size_bytes)
+                return frame.seq
             case InferenceAccepted():
                 self._append(frame, size_bytes)
+                return None
+
+    def _due(self, seq: int, size_bytes: int) -> int | None:
+        self._owed_bytes += size_bytes
+        if self._owed_bytes < ACK_BYTES and (seq + 1) % ACK_EVERY:
+            return None
+        self._owed_bytes = 0
+        return seq
 
     def break_off(self, why: Broken) -> None:
         """What has arrived before is still taken first."""

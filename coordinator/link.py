@@ -41,6 +41,8 @@ class Link:
         self._something = asyncio.Event()
         self._closing = asyncio.Event()
         self._close: tuple[int, str] = (1000, "")
+        self.peer_code: int | None = None
+        """What the peer closed with, once it has."""
 
     @property
     def closing(self) -> bool:
@@ -71,6 +73,7 @@ class Link:
         while (message := await self._socket.receive())["type"] == "websocket.receive":
             text = message.get("text")
             yield message["bytes"] if text is None else text
+        self.peer_code = message.get("code")
 
     async def pump(self) -> None:
         """Writes until told to close, then closes. Ends also when the peer is gone."""

@@ -232,7 +232,12 @@ def test_a_provider_lost_in_mid_stream_ends_it_with_a_typed_error(postgres: str)
         await played.socket.close()
 
     async def scene() -> None:
-        async with coordinator(postgres) as running, provider(running, dies), provider(running, counts, "z") as z:
+        timings = with_timings(resume_within_s=0.3)
+        async with (
+            coordinator(postgres, timings) as running,
+            provider(running, dies),
+            provider(running, counts, "z") as z,
+        ):
             await z.beat(slots=[slot(running=3)])
             await asyncio.sleep(0.05)
             async with running.client() as client:
@@ -343,8 +348,8 @@ def test_received_chunks_are_acknowledged_every_64(postgres: str) -> None:
             async with running.client() as client:
                 got = await client.post("/v1/chat/completions", json=chat(stream=True))
             assert text_of(events(got.text)) == "".join(f"{seq} " for seq in range(200))
-            await played.hears(Ack, 3)
-            assert [each.seq for each in played.heard if isinstance(each, Ack)] == [63, 127, 191]
+            await played.hears(Ack, 4)
+            assert [each.seq for each in played.heard if isinstance(each, Ack)] == [63, 127, 191, 200]
 
     asyncio.run(scene())
 

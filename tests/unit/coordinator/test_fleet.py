@@ -94,8 +94,20 @@ def test_release_and_acceptance_of_what_is_not_held_change_nothing() -> None:
     assert fleet.accepted(seen, "x.1") is seen
 
 
-def test_a_disconnect_ends_all_holds() -> None:
-    assert not fleet.disconnected(fleet.held(view(), "j.1", Hold(MODEL, 10)), 1).holds
+def test_holds_outlive_a_connection_and_are_counted_by_the_first_beat_of_the_next() -> None:
+    seen = fleet.held(fleet.accepted(fleet.held(view(), "j.1", Hold(MODEL, 10)), "j.1"), "k.1", Hold(MODEL, 20))
+    counted = fleet.disconnected(fleet.beaten(seen, beat(2, slots=(slot(running=1),)), 1), 2)
+    assert (list(counted.holds), list(counted.counted)) == (["k.1"], ["j.1"])
+    again = fleet.registered(register(), 2, 3, counted)
+    assert (set(again.holds), again.counted) == ({"j.1", "k.1"}, {})
+    beaten = fleet.beaten(again, beat(1, slots=(slot(running=1),)), 4)
+    assert (list(beaten.holds), list(beaten.counted)) == (["k.1"], ["j.1"])
+    assert not fleet.released(fleet.released(beaten, "j.1"), "k.1").at_it(MODEL)
+
+
+def test_a_provider_lost_for_its_silence_is_lost_from_when_it_fell_silent() -> None:
+    assert fleet.presence(fleet.lost(view()), 45, TIMINGS) is Presence.LOST
+    assert fleet.presence(fleet.disconnected(view(), 45), 45, TIMINGS) is Presence.DISCONNECTED
 
 
 class OneProvider(RuleBasedStateMachine):
@@ -110,6 +122,7 @@ class OneProvider(RuleBasedStateMachine):
         self.highest_seq = -1
         self.jobs = 0
         self.held: dict[str, bool] = {}
+        self.counted: set[str] = set()
 
     @rule(seconds=st.floats(0, 60))
     def wait(self, seconds: float) -> None:
@@ -123,6 +136,7 @@ class OneProvider(RuleBasedStateMachine):
         self.heard = self.now
         if seq >= self.highest_seq:
             self.highest_seq = seq
+            self.counted |= {job for job, taken in self.held.items() if taken}
             self.held = {job: taken for job, taken in self.held.items() if not taken}
             assert self.view.draining is draining
             assert self.view.slots[MODEL].running == running
@@ -130,14 +144,16 @@ class OneProvider(RuleBasedStateMachine):
     @rule()
     def registers(self) -> None:
         self.generation += 1
-        self.view = fleet.registered(register(), self.generation, self.now)
-        self.heard, self.highest_seq, self.held = self.now, -1, {}
+        self.view = fleet.registered(register(), self.generation, self.now, self.view)
+        self.heard, self.highest_seq = self.now, -1
+        self.held |= dict.fromkeys(self.counted, True)
+        self.counted = set()
 
     @rule()
     @precondition(lambda self: self.view.connected)
     def disconnects(self) -> None:
         self.view = fleet.disconnected(self.view, self.now)
-        self.heard, self.held = self.now, {}
+        self.heard = self.now
 
     @rule()
     @precondition(lambda self: self.view.connected)
@@ -159,9 +175,15 @@ class OneProvider(RuleBasedStateMachine):
         job, _ = self.held.popitem()
         self.view = fleet.released(self.view, job)
 
+    @rule()
+    @precondition(lambda self: self.counted)
+    def finishes_what_was_counted(self) -> None:
+        self.view = fleet.released(self.view, self.counted.pop())
+
     @invariant()
     def holds_are_those_no_beat_has_counted(self) -> None:
         assert {job: hold.accepted for job, hold in self.view.holds.items()} == self.held
+        assert set(self.view.counted) == self.counted
 
     @invariant()
     def presence_is_silence(self) -> None:
