@@ -1,14 +1,15 @@
 """What it costs a provider to take a request: predicted milliseconds until it is answered, by named terms.
 
-Backend-neutral: a Mac, a GPU and a CPU differ in what they report and in nothing else. Arithmetic over whole columns;
-no term falls as a provider gets more to do.
+Backend-neutral: a Mac, a GPU and a CPU differ in what they report and in nothing else. No term falls as a provider gets
+more to do. `cost` is the sum of the terms over whole columns, `terms` tells them apart for one row.
 """
 
+import math
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from coordinator.columns import Floats, Machine, Place
+from coordinator.columns import Floats, Place
 from coordinator.gates import Request
 
 Cell = TypeVar("Cell")
@@ -16,8 +17,6 @@ Cell = TypeVar("Cell")
 PREFILL_TPS = 500.0
 DECODE_TPS = 30.0
 """Tokens per second where nobody has measured the model yet: of a laptop and a small model."""
-UNKNOWN_FIT_MS = 30_000.0
-"""Whether the model fits only the provider can tell: its refusal costs another try."""
 ROOMY = 0.75
 """Up to this share of its KV pool a provider parks nobody."""
 PARKED_ANSWERS = 3.0
@@ -47,67 +46,62 @@ class Terms(NamedTuple, Generic[Cell]):
     """Below zero: what the provider may have kept of the conversation."""
 
 
-def terms(
-    request: Request, own: Place[Floats], machine: Machine[Floats], served_last: int | None, now_s: float
-) -> Terms[Floats]:
+class Rates(NamedTuple, Generic[Cell]):
+    """Milliseconds per token."""
+
+    prefill: Cell
+    decode: Cell
+
+
+def rates(own: Place[Floats]) -> Rates[Floats]:
+    return Rates(_known(own.prefill_ms, PREFILL_TPS), _known(own.decode_ms, DECODE_TPS))
+
+
+def cost(
+    request: Request, own: Place[Floats], rates: Rates[Floats], slowdown: Floats, served_last: int | None, now_s: float
+) -> Floats:
     """`served_last` is a row. Those that the gates keep out get numbers too, of no meaning."""
-    prefill_ms, decode_ms = rates(own.prefill_ms, PREFILL_TPS), rates(own.decode_ms, DECODE_TPS)
-    prefill, decode = request.prompt_tokens * prefill_ms, request.answer_tokens * decode_ms
-    prefill_backlog, decode_backlog = own.queued_tokens * prefill_ms, own.at_work * decode
-    work = prefill + decode + prefill_backlog + decode_backlog
+    prompt = request.prompt_tokens
+    decode = request.answer_tokens * rates.decode
+    work = (own.queued_tokens + prompt) * rates.prefill
+    work += (own.at_work + 1.0) * decode
+    work *= slowdown
+    pressure = (np.minimum(own.tokens_max, prompt) + own.tokens) * own.per_token
+    pressure -= ROOMY
+    pressure *= 1.0 / (1.0 - ROOMY)
+    np.maximum(pressure, 0.0, out=pressure)
+    pressure += PARKED_ANSWERS * own.parked
+    pressure *= decode
+    work += pressure
+    work += np.maximum(own.residency_ms, own.ready_at_ms - 1000.0 * now_s)
+    if served_last is not None:
+        work[served_last] -= KEPT_SHARE * prompt * rates.prefill[served_last]
+    return work
+
+
+def terms(
+    request: Request, own: Place[float], rates: Rates[float], slowdown: float, served_last: bool, now_s: float
+) -> Terms[float]:
+    """Of one row."""
+    prefill, decode = request.prompt_tokens * rates.prefill, request.answer_tokens * rates.decode
+    prefill_backlog, decode_backlog = own.queued_tokens * rates.prefill, own.at_work * decode
+    filled = (own.tokens + min(own.tokens_max, request.prompt_tokens)) * own.per_token
     return Terms(
-        residency=_residency(own, machine, now_s),
+        residency=max(own.residency_ms, own.ready_at_ms - 1000.0 * now_s),
         prefill_backlog=prefill_backlog,
         decode_backlog=decode_backlog,
         prefill=prefill,
         decode=decode,
-        memory_pressure=decode * _pressure(request, own),
+        memory_pressure=decode * max(0.0, filled - ROOMY) / (1.0 - ROOMY),
         parking=PARKED_ANSWERS * own.parked * decode,
-        thermal=work * (machine.slowdown - 1.0),
-        affinity=_affinity(prefill, served_last),
+        thermal=(slowdown - 1.0) * (prefill + decode + prefill_backlog + decode_backlog),
+        affinity=-KEPT_SHARE * prefill if served_last else 0.0,
     )
 
 
-def total(terms: Terms[Floats]) -> Floats:
-    cost: Floats = np.zeros_like(terms.prefill)
-    for term in terms:
-        np.add(cost, term, out=cost)
-    return cost
-
-
-def summed(terms: Terms[float]) -> float:
-    return sum(terms)
-
-
-def _residency(own: Place[Floats], machine: Machine[Floats], now_s: float) -> Floats:
-    """Of the whole load, less what has passed of it where it is under way."""
-    if not own.start_ms.any():
-        return np.zeros_like(own.start_ms)
-    whole = own.start_ms + own.load_bytes * machine.load_ms_per_byte
-    passed = np.maximum(now_s - own.loading_since_s, 0.0)
-    left = np.maximum(whole - 1000.0 * passed, own.least_ms)
-    cold = own.load_needs_bytes > -np.inf
-    unsure = cold & (np.isnan(machine.free_bytes) | (own.load_needs_bytes == 0))
-    return left + UNKNOWN_FIT_MS * unsure
-
-
-def _pressure(request: Request, own: Place[Floats]) -> Floats:
-    """0 up to the roomy share of the pool, 1 where this prompt would fill it, and on in the same line."""
-    wanted = own.tokens + np.minimum(own.tokens_max, request.prompt_tokens)
-    return np.maximum(wanted / own.tokens_max - ROOMY, 0.0) / (1.0 - ROOMY)
-
-
-def _affinity(prefill: Floats, served_last: int | None) -> Floats:
-    bonus = np.zeros_like(prefill)
-    if served_last is not None:
-        bonus[served_last] = -KEPT_SHARE * prefill[served_last]
-    return bonus
-
-
-def rates(observed_ms: Floats, default_tps: float) -> Floats:
+def _known(observed_ms: Floats, default_tps: float) -> Floats:
     """Whoever has not been measured counts as fast as the fastest that has: so it is tried, and measured."""
-    unknown = np.isnan(observed_ms)
-    if not unknown.any():
-        return observed_ms
-    fastest = np.fmin.reduce(observed_ms)
-    return np.where(unknown, 1000.0 / default_tps if np.isnan(fastest) else fastest, observed_ms)
+    fastest = float(np.fmin.reduce(observed_ms))
+    if math.isnan(fastest):
+        fastest = 1000.0 / default_tps
+    return np.where(np.isnan(observed_ms), fastest, observed_ms)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator import costs, gates
-from coordinator.columns import Floats
+from coordinator.columns import Floats, Place
 from coordinator.config import Timings
-from coordinator.costs import Terms
+from coordinator.costs import Rates, Terms
 from coordinator.gates import Codes, Request
 from coordinator.mirror import TooLong
 from coordinator.reasons import BUSY, CODES, REASONS, Reason
@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def cost_ms(self) -> float | None:
-        return None if self.terms is None else costs.summed(self.terms)
+        return None if self.terms is None else sum(self.terms)
 
 
 def route(
@@ -83,17 +83,17 @@ def route(
     seen = views.seen(request.model, tables)
     if seen is None:
         return Refused(_counts(np.zeros(0, np.uint8), len(views)))
-    found = _codes(request, seen, now_s, timings)
-    able = found == 0
+    able = gates.able(request, seen.own, seen.machine, _tried(request, seen), now_s, timings)
     candidates = int(np.count_nonzero(able))
     if not candidates:
-        return Refused(_counts(found, len(views)), _beyond(request, seen))
-    terms = _terms(request, seen, now_s)
-    cost = np.where(able, costs.total(terms), np.inf)
+        return Refused(_counts(_codes(request, seen, now_s, timings), len(views)), _beyond(request, seen))
+    rates, last = costs.rates(seen.own), _served_last(request, seen)
+    cost = costs.cost(request, seen.own, rates, seen.machine.slowdown, last, now_s)
+    cost[~able] = np.inf
     least = float(cost.min())
     ties = np.flatnonzero(cost <= least + max(TIE_MS, TIE_SHARE * least))
     row = int(ties[rng.randrange(len(ties))])
-    return Chosen(seen.ids[row], float(cost[row]), _of_row(terms, row), candidates)
+    return Chosen(seen.ids[row], float(cost[row]), _terms(request, seen, rates, now_s, row), candidates)
 
 
 def explain(
@@ -104,10 +104,11 @@ def explain(
     seen = views.seen(request.model, tables)
     if seen is None:
         return verdicts
-    terms = _terms(request, seen, now_s)
+    rates = costs.rates(seen.own)
     for row, code in enumerate(_codes(request, seen, now_s, timings).tolist()):
         reason = REASONS[code - 1] if code else None
-        verdicts[seen.ids[row]] = Candidate(seen.ids[row], reason, None if code else _of_row(terms, row))
+        terms = None if code else _terms(request, seen, rates, now_s, row)
+        verdicts[seen.ids[row]] = Candidate(seen.ids[row], reason, terms)
     return verdicts
 
 
@@ -120,17 +121,22 @@ def reasons(
 
 
 def _codes(request: Request, seen: Seen, now_s: float, timings: Timings) -> Codes:
-    tried = [seen.rows[one] for one in request.tried if one in seen.rows]
-    return gates.codes(request, seen.own, seen.machine, tried, now_s, timings)
+    return gates.codes(request, seen.own, seen.machine, _tried(request, seen), now_s, timings)
 
 
-def _terms(request: Request, seen: Seen, now_s: float) -> Terms[Floats]:
-    served_last = None if request.served_last is None else seen.rows.get(request.served_last)
-    return costs.terms(request, seen.own, seen.machine, served_last, now_s)
+def _tried(request: Request, seen: Seen) -> list[int]:
+    return [seen.rows[one] for one in request.tried if one in seen.rows]
 
 
-def _of_row(terms: Terms[Floats], row: int) -> Terms[float]:
-    return Terms(*(float(term[row]) for term in terms))
+def _served_last(request: Request, seen: Seen) -> int | None:
+    return None if request.served_last is None else seen.rows.get(request.served_last)
+
+
+def _terms(request: Request, seen: Seen, rates: Rates[Floats], now_s: float, row: int) -> Terms[float]:
+    own = Place(*(column.item(row) for column in seen.own))
+    mine = Rates(rates.prefill.item(row), rates.decode.item(row))
+    slowdown = seen.machine.slowdown_of(row)
+    return costs.terms(request, own, mine, slowdown, _served_last(request, seen) == row, now_s)
 
 
 def _counts(codes: Codes, listed: int) -> dict[Reason, int]:

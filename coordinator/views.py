@@ -1,16 +1,15 @@
 """All providers as they are known, and beside each view its rows for routing, kept up to date as views change."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.columns import Estimator, Floats, Machine, Place, machine, place
+from coordinator.columns import Estimator, Floats, Machine, Place, free_bytes, machine, place
 from coordinator.fleet import ProviderView
 from coordinator.store.records import MemoryTables
-
-FIRST_ROWS = 16
-NEVER_TOLD = 255
+from coordinator.tables import Cells, Machines, Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Seen:
     ids: list[str]
     rows: Mapping[str, int]
     own: Place[Floats]
-    machine: Machine[Floats]
+    machine: Machines
 
 
 class Views(Mapping[str, ProviderView]):
@@ -32,10 +31,10 @@ class Views(Mapping[str, ProviderView]):
 
     def __init__(self) -> None:
         self._views: dict[str, ProviderView] = {}
-        self._machines = _Cells(len(Machine._fields))
+        self._machines = Cells(len(Machine._fields))
         self._machine_rows: dict[str, int] = {}
         self._free_rows: list[int] = []
-        self._models: dict[str, _Places] = {}
+        self._models: dict[str, Places] = {}
         self._estimator = Estimator(MemoryTables({}, {}))
         self._listeners: list[Callable[[str], None]] = []
 
@@ -53,7 +52,8 @@ class Views(Mapping[str, ProviderView]):
         self._views[provider_id] = view
         if former is None:
             self._machine_rows[provider_id] = self._free_rows.pop() if self._free_rows else len(self._machine_rows)
-        self._machines.set(self._machine_rows[provider_id], machine(view, self._estimator.tables))
+        if former is None or _moved(former, view):
+            self._machines.set(self._machine_rows[provider_id], machine(view, self._estimator.tables))
         self._leave(former, view)
         for model in _changed(former, view):
             self._renew(model, view)
@@ -81,9 +81,7 @@ class Views(Mapping[str, ProviderView]):
         places = self._models.get(model)
         if places is None:
             return None
-        count = len(places.ids)
-        machines = self._machines.cells.take(places.machine_rows[:count], axis=1)
-        return Seen(places.ids, places.rows, Place(*places.cells.cells[:, :count]), Machine(*machines))
+        return Seen(places.ids, places.rows, places.columns, Machines(self._machines, places.machine_rows))
 
     def told(self, model: str) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
         """By row of that model: the code that the provider was told last, to be written by whoever tells it."""
@@ -124,14 +122,24 @@ class Views(Mapping[str, ProviderView]):
     def _renew(self, model: str, view: ProviderView) -> None:
         places = self._models.get(model)
         if places is None:
-            places = self._models[model] = _Places()
+            places = self._models[model] = Places()
         row = place(view, view.models[model], self._estimator)
         places.set(view.provider_id, self._machine_rows[view.provider_id], row)
 
 
+def _moved(former: ProviderView, view: ProviderView) -> bool:
+    """Whether the machine's row differs; all else that it is made of comes with a registration or a heartbeat."""
+    same = former.heard_s == view.heard_s and former.memory is view.memory and former.models is view.models
+    return not same or (former.connected, former.draining, former.thermal) != (
+        view.connected,
+        view.draining,
+        view.thermal,
+    )
+
+
 def _changed(former: ProviderView | None, view: ProviderView) -> set[str]:
     """The models whose rows differ between two views, by what the maker of a new view has replaced."""
-    if former is None or former.models is not view.models:
+    if former is None or former.models is not view.models or _loads_otherwise(former, view):
         return set(view.models)
     models: set[str] = set()
     for was, now in (
@@ -149,49 +157,11 @@ def _changed(former: ProviderView | None, view: ProviderView) -> set[str]:
     return models & view.models.keys()
 
 
-class _Cells:
-    """A table that grows: `cells[column, row]`."""
-
-    def __init__(self, columns: int) -> None:
-        self.cells = np.zeros((columns, FIRST_ROWS))
-
-    def set(self, row: int, values: tuple[float, ...]) -> None:
-        if row >= self.cells.shape[1]:
-            self.cells = np.concatenate([self.cells, np.zeros_like(self.cells)], axis=1)
-        self.cells[:, row] = values
-
-
-class _Places:
-    """The providers of one model, in rows without gaps: the last takes the place of one that leaves."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.rows: dict[str, int] = {}
-        self.cells = _Cells(len(Place._fields))
-        self.machine_rows = np.zeros(FIRST_ROWS, np.intp)
-        self.told = np.full(FIRST_ROWS, NEVER_TOLD, np.uint8)
-
-    def set(self, provider_id: str, machine_row: int, row: Place[float]) -> None:
-        number = self.rows.get(provider_id)
-        if number is None:
-            number = self._append(provider_id)
-        self.cells.set(number, row)
-        self.machine_rows[number] = machine_row
-
-    def remove(self, provider_id: str) -> None:
-        gap, last = self.rows.pop(provider_id), len(self.ids) - 1
-        mover = self.ids.pop()
-        if gap == last:
-            return
-        self.ids[gap], self.rows[mover] = mover, gap
-        self.cells.cells[:, gap] = self.cells.cells[:, last]
-        self.machine_rows[gap], self.told[gap] = self.machine_rows[last], self.told[last]
-
-    def _append(self, provider_id: str) -> int:
-        number = self.rows[provider_id] = len(self.ids)
-        self.ids.append(provider_id)
-        if number >= len(self.told):
-            self.machine_rows = np.concatenate([self.machine_rows, np.zeros_like(self.machine_rows)])
-            self.told = np.concatenate([self.told, self.told])
-        self.told[number] = NEVER_TOLD
-        return number
+def _loads_otherwise(former: ProviderView, view: ProviderView) -> bool:
+    """What a load would take is not what it was."""
+    if former.load_bytes_per_s != view.load_bytes_per_s:
+        return True
+    if former.memory is view.memory:
+        return False
+    before, after = free_bytes(former), free_bytes(view)
+    return math.isnan(before) != math.isnan(after) or (before < 0) != (after < 0)

@@ -11,6 +11,7 @@ from coordinator.columns import (
     LOAD_BYTES_PER_S,
     SLOWDOWN,
     SLOWEST_TPS,
+    UNKNOWN_FIT_MS,
     UNLOAD_MS,
 )
 from coordinator.config import Timings
@@ -125,7 +126,7 @@ def _ms_per_token(told: list[float | None], default_tps: float) -> float:
 
 def _residency(view: ProviderView, ad: ModelAd, slot: Slot | None, now_s: float) -> float:
     whole = COLD_START_MS + ad.size_bytes * 1000 / (view.load_bytes_per_s or LOAD_BYTES_PER_S)
-    unsure = costs.UNKNOWN_FIT_MS if mirror.cold_load(view, ad) is ColdLoad.UNKNOWN else 0.0
+    unsure = UNKNOWN_FIT_MS if mirror.cold_load(view, ad) is ColdLoad.UNKNOWN else 0.0
     if slot is None:
         return whole + unsure
     match slot.state:
