@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from coordinator.api.errors import Refusal, body_too_large
+from provider.api.decoding import uncollected
 from provider.api.wire import MAX_BODY_BYTES, invalid_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -65,7 +66,8 @@ async def _read(request: Request) -> bytes:
 def parse_object(body: bytes) -> dict[str, Any]:
     """Raises Refusal for anything that could not be sent on as UTF-8 JSON."""
     try:
-        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        with uncollected():
+            value = json.loads(body.decode(), parse_constant=_refuse_constant)
         if HALF_A_PAIR.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

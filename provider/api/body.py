@@ -1,20 +1,32 @@
 """Reads the JSON object a request carries."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
+from provider.api.decoding import uncollected
 from provider.api.wire import MAX_BODY_BYTES, Failure, invalid_request
 from provider.errors import RequestFailed
 
 DISCARD_BYTES = 4 * MAX_BODY_BYTES
 """How much of an oversized body is read on: a client sees an answer only once it has sent its body."""
 
+BODY_WITHIN_S = 120.0
+"""A body that has not come by then never will, or it is sent to keep the connection."""
+
 
 async def json_object(request: Request) -> dict[str, Any]:
-    """Raises RequestFailed: 413 for a body over the limit, 400 for one that is no JSON object."""
-    return _decoded(await _body(request))
+    """Raises RequestFailed: 413 for a body over the limit, 408 for one that does not come, 400 for one that is no JSON
+    object."""
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            body = await _body(request)
+    except TimeoutError:
+        message = f"The body has not come within {BODY_WITHIN_S:.0f} s."
+        raise RequestFailed(Failure(408, "invalid_request_error", "request_timeout", message)) from None
+    return _decoded(body)
 
 
 async def _body(request: Request) -> bytes:
@@ -37,7 +49,8 @@ async def _body(request: Request) -> bytes:
 
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(body)
+        with uncollected():
+            value = msgspec.json.decode(body)
     except RecursionError:
         raise RequestFailed(invalid_request("The body is nested too deeply.", code="invalid_json")) from None
     except (msgspec.MsgspecError, ValueError) as error:

@@ -7,12 +7,12 @@ from pydantic import Field, StringConstraints, model_validator
 
 from provider.api.conversation import Message, Turn, refuse, text_of
 from provider.api.question import Question, function_tool
-from provider.api.requests import MAX_STOPS, MAX_TOKENS, GenerationBody, Shape, StopString, must_be, refused
+from provider.api.requests import MAX_STOPS, MAX_TOKENS, GenerationBody, Listed, Shape, StopString, must_be, refused
 
 Json = Any
 """A decoded JSON value."""
 
-Blocks = Annotated[str | list[dict[str, Any]], must_be("a string or a list of content blocks")]
+Blocks = Annotated[str | Listed[dict[str, Any]], must_be("a string or a list of content blocks")]
 SERVER_FIELDS = ("container", "mcp_servers")
 """What only Anthropic's own servers can do."""
 
@@ -46,9 +46,9 @@ class Thinking(Shape):
 class CountBody(GenerationBody):
     """What is counted is what would be asked."""
 
-    messages: list[AnthropicMessage] = Field(min_length=1)
+    messages: Listed[AnthropicMessage] = Field(min_length=1)
     system: Blocks | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: Listed[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None

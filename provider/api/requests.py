@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -52,12 +54,53 @@ Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)],
     must_be(f"a string or a list of at most {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters"),
 ]
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], Field(fail_fast=True)]
+"""Its first wrong item is enough: a description of each would take a gigabyte for a body of a few megabytes."""
+
+Prompts = Annotated[list[Item], Field(max_length=MAX_CHOICES, fail_fast=True)]
 Prompt = Annotated[
-    str | list[int] | list[str] | list[list[int]],
-    must_be("a string, a list of token ids, or a list of either"),
+    str | Listed[int] | Prompts[str] | Prompts[Listed[int]],
+    must_be(f"a string, a list of token ids, or a list of at most {MAX_CHOICES} of either"),
 ]
-Content = Annotated[str | list[dict[str, Any]], must_be("a string, null or a list of content parts")]
+Content = Annotated[str | Listed[dict[str, Any]], must_be("a string, null or a list of content parts")]
 Arguments = Annotated[str | dict[str, Any], must_be("a JSON string or an object")]
+
+
+MAX_BIAS = 100
+
+
+def _biases(bias: dict[str, Any]) -> dict[str, Any]:
+    """The first wrong value is enough, as in `Listed`."""
+    for key, value in bias.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_BIAS:
+            raise refused(f"logit_bias.{key[:64]}", f"must be a number from -{MAX_BIAS} to {MAX_BIAS}")
+    return bias
+
+
+def _labels(metadata: dict[str, Any]) -> dict[str, Any]:
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise refused(f"metadata.{key[:64]}", "must be a string")
+    return metadata
+
+
+LogitBias = Annotated[
+    dict[str, Any],
+    AfterValidator(_biases),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        }
+    ),
+]
+Metadata = Annotated[
+    dict[str, Any],
+    AfterValidator(_labels),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+]
 
 
 class Shape(BaseModel):
@@ -88,7 +131,7 @@ class GenerationBody(Shape):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
@@ -165,19 +208,23 @@ class Message(Shape):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: Listed[CalledTool] | None = None
     tool_call_id: str | None = None
 
 
 class ChatBody(ChoicesBody):
-    messages: list[Message] = Field(min_length=1)
+    messages: Listed[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: Effort | None = None
+    user: str | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: str | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_supported(self) -> Self:
@@ -208,6 +255,7 @@ class CompletionBody(ChoicesBody):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    user: str | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_supported(self) -> Self:

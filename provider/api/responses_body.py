@@ -12,6 +12,8 @@ from provider.api.requests import (
     MAX_TOKENS,
     Effort,
     GenerationBody,
+    Listed,
+    Metadata,
     Shape,
     Stop,
     effort_kwargs,
@@ -48,18 +50,21 @@ class TextOptions(Shape):
 class ResponsesBody(GenerationBody):
     """`stop` is ours: OpenAI's responses have none."""
 
-    input: Annotated[str | list[dict[str, Any]], must_be("a string or a list of items"), Field(min_length=1)]
+    input: Annotated[str | Listed[dict[str, Any]], must_be("a string or a list of items"), Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    tools: list[FunctionTool] | None = None
+    tools: Listed[FunctionTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     stop: Stop | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: Listed[str] | None = None
 
     @model_validator(mode="before")
     @classmethod
