@@ -6,6 +6,7 @@ simplifications: every weight is read and used (a mixture of experts is cheaper 
 prefill of a 4-bit model does more operations per byte), and activations move for nothing.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ DEVICES = {
         Device("m3-max", 400e9, 14.2e12, 1e-3),
         Device("h100", 3.35e12, 989e12, 5e-4),
         Device("slow-cpu", 20e9, 5e9, 2e-3),
+        # For load tests: of no machine, but the same in every step.
+        Device("instant", math.inf, math.inf, 0.0),
+        Device("paced", math.inf, math.inf, 0.05),
     )
 }
 

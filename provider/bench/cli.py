@@ -3,6 +3,7 @@
 import typer
 
 from provider.bench.activation import activation
+from provider.bench.fleet import fleet
 from provider.bench.mtp import mtp
 from provider.bench.parking import parking
 from provider.bench.serving import serving
@@ -12,3 +13,4 @@ app.command("mtp")(mtp)
 app.command("serving")(serving)
 app.command("activation")(activation)
 app.command("parking")(parking)
+app.command("fleet")(fleet)

@@ -49,6 +49,15 @@ async def connected(url: str, api_key: str | None) -> AsyncIterator[httpx.AsyncC
         yield client
 
 
+def get_json(url: str, api_key: str) -> Any:
+    """What the server says there. Raises BenchError."""
+    try:
+        headers = {"Authorization": f"Bearer {api_key}"}
+        return httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise BenchError(f"{url} cannot be asked: {error!r}") from error
+
+
 async def first_model(client: httpx.AsyncClient) -> str:
     """The id of the first model the server lists."""
     try:

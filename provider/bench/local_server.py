@@ -1,10 +1,8 @@
 """A `darkbloom-py local` of this installation, for as long as it is measured."""
 
 import contextlib
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +10,10 @@ from pathlib import Path
 import httpx
 
 from provider.bench.client import BenchError
+from provider.bench.own_processes import own_process
 
 READY_S = 900.0
 """A large model is read from disk first."""
-STOP_S = 30.0
 TOLD_CHARACTERS = 600
 
 
@@ -24,31 +22,14 @@ def local_server(arguments: Sequence[str], environment: Mapping[str, str], scrat
     """Its URL, once it answers /health with ok. `arguments`: of `local`, the port left out. `scratch`: a directory of
     its own. It ends with this block, or with this process however that ends. Raises BenchError."""
     port, log = free_port(), scratch / "local.log"
-    reading, writing = os.pipe()  # closed when this process is gone
-    command = (sys.executable, "-m", "provider.cli", "local", *arguments)
-    told = ("--port", str(port), "--data-dir", str(scratch), "--exit-when-closed", str(reading))
-    try:
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, *told],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[reading],
-                env=dict(environment),
-            )
-    finally:
-        os.close(reading)
-    try:
+    told = ("local", *arguments, "--port", str(port), "--data-dir", str(scratch))
+    with own_process(told, environment, log) as process:
         url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(url, process, log)
+        wait_until_ready(url, process, log)
         yield url
-    finally:
-        os.close(writing)
-        _end(process)
 
 
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + READY_S
     while True:
         with contextlib.suppress(httpx.HTTPError):
@@ -59,15 +40,6 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -
         if time.monotonic() > deadline:
             raise BenchError(f"the server did not answer within {READY_S:.0f} s: {_tail(log)}")
         time.sleep(0.1)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _tail(log: Path) -> str:

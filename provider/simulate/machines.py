@@ -55,6 +55,8 @@ MACHINES = {
     "m3-max": Machine(DEVICES["m3-max"], 64 * GIB, "unified", 16),
     "h100": Machine(DEVICES["h100"], 80 * GIB, "discrete", 32),
     "slow-cpu": Machine(DEVICES["slow-cpu"], 16 * GIB, "host", 2),
+    "instant": Machine(DEVICES["instant"], 64 * GIB, "unified", 16),
+    "paced": Machine(DEVICES["paced"], 64 * GIB, "unified", 16),
 }
 
 

@@ -63,3 +63,28 @@ def test_what_cannot_be_measured_is_one_clear_line(
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_fleet_is_measured_with_processes_of_its_own(tmp_path: Path) -> None:
+    told = (
+        "--part",
+        "idle",
+        "--part",
+        "relay",
+        "--providers",
+        "5",
+        "--seconds",
+        "1",
+        "--streams",
+        "4",
+        "--tokens",
+        "16",
+    )
+    done = run(tmp_path / "log", "bench", "fleet", *told, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    relay = found["relay"]
+    assert (relay["chunks"], relay["tokens_missing"], relay["unanswered"]) == (64, 0, 0)
+    assert relay["lateness"] > 0
+    assert relay["cpu_us_per_chunk"] > 0
+    assert run(tmp_path / "log", "bench", "fleet", "--part", "none").returncode == 2
