@@ -16,7 +16,9 @@ from coordinator import log
 from coordinator.config import DEFAULT_HOST, DEFAULT_PORT, Settings, settings
 from coordinator.errors import CoordinatorError
 from coordinator.keys import hashed, new_secret
-from coordinator.store.records import Token, TokenKind
+from coordinator.store.records import UNLIMITED, KeyLimits, Token, TokenKind
+
+MAX_RATE = 2**63 - 1
 
 app = typer.Typer(
     help="Routes requests over a fleet of providers.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -34,6 +36,14 @@ Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free o
 ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
 Kind = Annotated[TokenKind, typer.Option(help="What the secret may be used for.")]
 Name = Annotated[str | None, typer.Option(help="What to call it in lists; a made-up name if left out.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID[,ID...]", help="The only models that an API key may use. May be repeated."),
+]
+RequestsPerMinute = Annotated[int | None, typer.Option(min=1, max=MAX_RATE, help="Of an API key, at each coordinator.")]
+TokensPerMinute = Annotated[
+    int | None, typer.Option(min=1, max=MAX_RATE, help="Of an API key, prompts and answers, at each coordinator.")
+]
 
 
 @app.command()
@@ -63,12 +73,25 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
 
 
 @token.command()
-def create(kind: Kind, name: Name = None, data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+def create(
+    kind: Kind,
+    name: Name = None,
+    models: Models = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
     """Make a secret and print it, once: only its hash is stored."""
     with _told():
+        limits = KeyLimits(_ids(models), requests_per_minute, tokens_per_minute)
+        if kind is not TokenKind.API and limits != UNLIMITED:
+            raise CoordinatorError(
+                "--models, --requests-per-minute and --tokens-per-minute are for keys of clients: pass --kind api."
+            )
         where = settings(os.environ, data_dir=data_dir, database_url=database_url)
         secret = new_secret()
-        made = asyncio.run(_create(where, kind, name or f"{kind.value}-{secrets.token_hex(3)}", secret))
+        made = asyncio.run(_create(where, kind, name or f"{kind.value}-{secrets.token_hex(3)}", secret, limits))
         typer.echo(f"Token {made.id} of kind {made.kind.value}, named {made.name}; this is shown only once:")
         typer.echo(secret)
 
@@ -78,7 +101,7 @@ def list_tokens(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> N
     """Every token ever made, without its secret."""
     with _told():
         tokens = asyncio.run(_list(settings(os.environ, data_dir=data_dir, database_url=database_url)))
-        typer.echo(f"{'ID':>4}  {'KIND':8}  {'NAME':24}  {'CREATED':16}  {'LAST USED':16}  STATE")
+        typer.echo(f"{'ID':>4}  {'KIND':8}  {'NAME':24}  {'CREATED':16}  {'LAST USED':16}  {'LIMITS':24}  STATE")
         for each in tokens:
             typer.echo(_line(each))
 
@@ -116,11 +139,11 @@ async def _migrate(where: Settings) -> None:
         pass
 
 
-async def _create(where: Settings, kind: TokenKind, name: str, secret: str) -> Token:
+async def _create(where: Settings, kind: TokenKind, name: str, secret: str, limits: KeyLimits) -> Token:
     from coordinator.store.lifetime import open_store
 
     async with open_store(where) as store:
-        return await store.add_token(kind, name, hashed(secret), datetime.now(UTC))
+        return await store.add_token(kind, name, hashed(secret), datetime.now(UTC), limits)
 
 
 async def _list(where: Settings) -> list[Token]:
@@ -140,7 +163,26 @@ async def _revoke(where: Settings, name_or_id: str) -> list[Token]:
 def _line(each: Token) -> str:
     state = "live" if each.revoked_at is None else f"revoked {_when(each.revoked_at)}"
     columns = f"{each.id:>4}  {each.kind.value:8}  {each.name:24}"
-    return f"{columns}  {_when(each.created_at):16}  {_when(each.last_used_at):16}  {state}"
+    return f"{columns}  {_when(each.created_at):16}  {_when(each.last_used_at):16}  {_limits(each.limits):24}  {state}"
+
+
+def _limits(limits: KeyLimits) -> str:
+    told = [
+        None if limits.requests_per_minute is None else f"{limits.requests_per_minute} requests/min",
+        None if limits.tokens_per_minute is None else f"{limits.tokens_per_minute} tokens/min",
+        None if limits.models is None else f"models {','.join(sorted(limits.models))}",
+    ]
+    return "; ".join(one for one in told if one is not None) or "none"
+
+
+def _ids(models: list[str] | None) -> frozenset[str] | None:
+    """Raises CoordinatorError."""
+    if models is None:
+        return None
+    ids = frozenset(one.strip() for told in models for one in told.split(",") if one.strip())
+    if not ids:
+        raise CoordinatorError("--models: name at least one, or leave it out for all of them.")
+    return ids
 
 
 def _when(moment: datetime | None) -> str:

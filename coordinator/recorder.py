@@ -41,6 +41,11 @@ class Recorder:
         self._something.set()
         self._empty = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """Records of this process that are not stored yet."""
+        return self._mine.waiting
+
     def add(self, record: Record) -> None:
         self._append(record)
         self._something.set()

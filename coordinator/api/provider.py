@@ -35,10 +35,25 @@ async def provider(socket: WebSocket) -> None:
         return await socket.close(CLOSE_TRY_LATER, "the store of keys does not answer")
     if not welcome:
         return await socket.close(CLOSE_BAD_TOKEN, "the token is unknown, revoked or of another kind")
-    return await services.hub.serve(socket)
+    return await _serve_until_revoked(socket, services)
 
 
 async def _welcome(socket: WebSocket, services: Services) -> bool:
     secret = secret_of(socket)
     token = None if secret is None else await services.keys.token(secret)
     return token is not None and token.kind is TokenKind.PROVIDER
+
+
+async def _serve_until_revoked(socket: WebSocket, services: Services) -> None:
+    """A provider whose token is revoked is left; it dials again, and is told."""
+    with services.keys.holding(secret_of(socket) or "") as revoked:
+        serving = asyncio.create_task(services.hub.serve(socket))
+        ending = asyncio.create_task(revoked.wait())
+        try:
+            await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+            serving.cancel()
+            await asyncio.wait({serving, ending})
+    if not serving.cancelled():
+        serving.result()

@@ -218,6 +218,8 @@ class _Server:
         while child.poll() is None and time.monotonic() < patience:
             found = postmaster.running(self._cluster)
             if found is not None and found.ready:
+                if self._child is not None:
+                    self._child.wait()
                 # Kept, so that it is reaped also where process 1 reaps nobody (containers).
                 self._child = child
                 return found

@@ -100,6 +100,12 @@ class Store:
         async with self._transaction() as connection:
             return await _revoke(connection, named, now)
 
+    async def revoke_token(self, id: int, now: datetime) -> Token | None:
+        """The live token of that id, now revoked."""
+        async with self._transaction() as connection:
+            revoked = await _revoke(connection, TokenRow.id == id, now)
+        return revoked[0] if revoked else None
+
     async def write(self, records: Sequence[Record]) -> None:
         """All or none. A usage row whose job is already there changes nothing."""
         async with self._transaction() as connection:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Date, cast, func, literal, null, select
+from sqlalchemy import ColumnElement, Date, cast, func, literal, literal_column, null, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.records import Grouping, JobOutcome, UsageSum
@@ -15,7 +15,7 @@ async def usage(
     connection: AsyncConnection, since: datetime, until: datetime, by: Collection[Grouping]
 ) -> list[UsageSum]:
     """Of the jobs that ended in [since, until), in the order of day, key and model."""
-    day = cast(func.timezone("UTC", UsageRow.finished_at), Date)
+    day = cast(func.timezone(literal_column("'UTC'"), UsageRow.finished_at), Date)
     groups: dict[Grouping, ColumnElement[Any]] = {
         Grouping.DAY: day,
         Grouping.KEY: UsageRow.token_id.expression,
@@ -58,4 +58,4 @@ def _sums() -> list[ColumnElement[Any]]:
 
 async def _names(connection: AsyncConnection, ids: Collection[int]) -> dict[int, str]:
     rows = await connection.execute(select(TokenRow.id, TokenRow.name).where(TokenRow.id.in_(ids)))
-    return dict(rows.tuples().all())
+    return {row.id: row.name for row in rows}
