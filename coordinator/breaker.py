@@ -32,6 +32,8 @@ class Breaker:
     failures: int
     failed_s: float
     until_s: float
+    incident: int | None = None
+    """What the last failure was part of, if it was more than one request's."""
 
     def state(self, now_s: float) -> BreakerState:
         if self.failures < FAILURES:
@@ -49,13 +51,14 @@ class Breaker:
                 return trying
 
 
-def failed(known: Breaker | None, now_s: float) -> Breaker:
-    """One more failure. Those that were under way when it opened do not keep it open for longer."""
-    if known is not None and known.state(now_s) is BreakerState.OPEN:
+def failed(known: Breaker | None, now_s: float, incident: int | None = None) -> Breaker:
+    """One more failure. Those of one incident, such as the loss of a connection that carried many requests, are one;
+    those that were under way when it opened do not keep it open for longer."""
+    if known is not None and (known.state(now_s) is BreakerState.OPEN or known.incident == incident is not None):
         return known
     forgotten = known is None or now_s - known.failed_s >= FORGOTTEN_AFTER_S
     failures = 1 if known is None or forgotten else known.failures + 1
-    return Breaker(failures, now_s, now_s + _length_s(failures))
+    return Breaker(failures, now_s, now_s + _length_s(failures), incident)
 
 
 def _length_s(failures: int) -> float:

@@ -3,30 +3,24 @@
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, assert_never
 
-from coordinator import log
-from coordinator.config import Timings
+from coordinator import log, refusals
+from coordinator.admission import Admission, Lease
+from coordinator.config import MOST_WAITING, Timings
 from coordinator.estimates import Estimates, Tokens, prompts_of
 from coordinator.fleet import Hold
 from coordinator.hub import Hub
 from coordinator.inbox import Broken, Inbox
 from coordinator.job import Done, Job, Progress, outcome
-from coordinator.patience import RETRY_AFTER_S, Patience
-from coordinator.routing import BUSY, Beyond, Chosen, Reason, Refused, Request, route
+from coordinator.patience import Patience
+from coordinator.refusals import RETRY_AFTER_S
+from coordinator.routing import Chosen, Refused, Request, route
 from coordinator.store.records import MemoryTables, Usage
-from provider.api.wire import (
-    Failure,
-    context_exceeded,
-    internal_error,
-    invalid_request,
-    model_not_found,
-    queue_full,
-    unavailable,
-)
+from provider.api.wire import Failure, internal_error, invalid_request, unavailable
 from provider.protocol import (
     MAX_FRAME_BYTES,
     InferenceAccepted,
@@ -46,6 +40,9 @@ CAPACITY = frozenset({429, 503, 507})
 """With one of these a provider says that it lacks capacity,"""
 NO_CAPACITY_MATTER = frozenset({"draining"})
 """unless it gives one of these codes."""
+FAULTS = frozenset({500, 502})
+FAULT_CODES = frozenset({Broken.PROVIDER_LOST.value, "provider_silent", "deadline_exceeded"})
+"""What counts against a provider: another might have done better, and not for want of capacity."""
 
 
 class Client(Protocol):
@@ -55,6 +52,13 @@ class Client(Protocol):
     async def notice(self, kind: NoticeKind) -> None: ...
 
 
+class Accounts(Protocol):
+    """Who keeps account of what each job uses (coordinator.accounts)."""
+
+    def sent(self, job: Job, progress: Progress) -> None: ...
+    def ended(self, usage: Usage) -> None: ...
+
+
 class Dispatcher:
     """Owned by the event loop; each job is run by the task of its request, whose cancellation cancels the job."""
 
@@ -62,21 +66,24 @@ class Dispatcher:
         self,
         hub: Hub,
         timings: Timings,
-        record: Callable[[Usage], None],
+        accounts: Accounts,
         tables: Callable[[], MemoryTables],
         clock: Callable[[], float],
         now: Callable[[], datetime],
         rng: random.Random,
+        most_waiting: int = MOST_WAITING,
     ) -> None:
         self._hub = hub
         self._metrics = hub.metrics
         self._timings = timings
-        self._record = record
+        self._accounts = accounts
         self._tables = tables
         self._estimates = Estimates()
         self._clock = clock
         self._now = now
         self._rng = rng
+        self.admission = Admission(hub.views, self.route, tables, timings, most_waiting, hub.metrics, clock)
+        hub.views.on_change(self.admission.changed)
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,7 +96,7 @@ class Dispatcher:
     async def run(self, job: Job, client: Client) -> Done | Failure:
         """To the end, whichever it is; the job is recorded once, however it ends."""
         if self.draining:
-            return unavailable("This coordinator is shutting down.", "draining", RETRY_AFTER_S)
+            return refusals.stopping()
         progress = Progress()
         result: Done | Failure | None = None
         self._enter()
@@ -101,46 +108,69 @@ class Dispatcher:
             self._settle(job, progress, result)
 
     async def _attempts(self, job: Job, client: Client, progress: Progress) -> Done | Failure:
-        tried: list[str] = []
-        failure: Failure | None = None
+        """Before the first chunk a failure is made good elsewhere, three attempts in all."""
         prompts = prompts_of(job.body)
-        tokens = self._estimates.tokens(job.model, prompts)
-        while progress.attempts < MAX_ATTEMPTS:
-            match self._route(job, tokens, tried):
-                case Refused() as refused:
-                    return failure or self._refusal(job, tokens, refused)
-                case Chosen(provider_id):
-                    result = await self._attempt(job, tokens, provider_id, client, progress)
+        ask = Ask(self, job, self._estimates.tokens(job.model, prompts), progress, self._clock())
+        while True:
+            lease = await self.admission.lease(ask)
+            if isinstance(lease, Failure):
+                return lease
+            with lease:
+                result = await self._relay(lease.inbox, job, client, progress)
+            self._judge(job, lease, result)
             if not isinstance(result, Failure):
                 self._estimates.learn(job.model, prompts, progress.usage.get("prompt_tokens"))
                 return result
-            if not result.retryable or progress.chunks:
+            if not result.retryable or progress.chunks or progress.attempts >= MAX_ATTEMPTS:
                 return result
-            failure = result
-            tried.append(provider_id)
-        assert failure is not None
-        return failure
+            self._metrics.retries.labels(result.code).inc()
+            ask.failed(lease.provider_id, result)
 
-    def _route(self, job: Job, tokens: Tokens, tried: list[str]) -> Chosen | Refused:
-        request = Request(job.model, tokens.likely, tried, tokens.least)
+    def route(self, request: Request) -> Chosen | Refused:
         return route(request, self._hub.views, self._clock(), self._rng, self._timings, self._tables())
 
-    async def _attempt(
-        self, job: Job, tokens: Tokens, provider_id: str, client: Client, progress: Progress
-    ) -> Done | Failure:
-        """Nothing awaits between the routing decision and the hold on what it chose."""
-        progress.attempts += 1
-        progress.provider_id = provider_id
-        request_id = f"{job.id}.{progress.attempts}"
+    def take(self, ask: "Ask", provider_id: str) -> Lease | Failure:
+        """Holds the place, and sends the request to it."""
+        job, progress = ask.job, ask.progress
+        request_id = f"{job.id}.{progress.attempts + 1}"
         frame = self._frame(job, request_id)
         if isinstance(frame, Failure):
             return frame
-        with self._hub.lease(provider_id, Hold(job.model, tokens.likely), request_id, frame) as inbox:
-            result = await self._relay(inbox, job, client, progress)
+        progress.attempts += 1
+        progress.provider_id = provider_id
+        self._accounts.sent(job, progress)
+        held = ExitStack()
+        hold = Hold(job.model, ask.tokens.likely)
+        inbox = held.enter_context(self._hub.lease(provider_id, hold, request_id, frame))
+        log.event("attempt", request_id=job.request_id, attempt=request_id, provider=provider_id, model=job.model)
+        return Lease(provider_id, request_id, self._hub.views[provider_id].generation, inbox, held)
+
+    def refusal(self, ask: "Ask", refused: Refused) -> Failure:
+        reason = refusals.named_reason(refused) if refused.beyond is None else refused.beyond.reason
+        self._metrics.refusals.labels(reason.value).inc()
+        return refusals.refusal(ask.job.model, self.models(), ask.tokens, refused)
+
+    def _judge(self, job: Job, lease: Lease, result: Done | Failure) -> None:
+        """What an attempt's end says of the provider."""
         self._metrics.attempts.labels(outcome(result).value).inc()
-        if isinstance(result, Failure):
-            self._note_failure(job, provider_id, request_id, result)
-        return result
+        if not isinstance(result, Failure):
+            self._hub.note_succeeded(lease.provider_id, job.model)
+            return
+        note = log.warning if result.status >= 500 else log.event
+        note(
+            "attempt_failed",
+            request_id=job.request_id,
+            attempt=lease.request_id,
+            provider=lease.provider_id,
+            model=job.model,
+            status=result.status,
+            code=result.code,
+        )
+        if result.code == "queue_full":
+            self._hub.note_full(lease.provider_id, job.model, result.retry_after_s or 1)
+        if result.status in FAULTS or result.code in FAULT_CODES:
+            incident = lease.generation if result.code == Broken.PROVIDER_LOST else None
+            self._hub.note_failed(lease.provider_id, job.model, incident)
 
     def _frame(self, job: Job, request_id: str) -> str | Failure:
         """What a client may send is not always what fits into a frame: 1e15 is spelled in full there."""
@@ -201,36 +231,9 @@ class Dispatcher:
         if not progress.chunks:
             self._metrics.first_chunk.observe((self._now() - job.started_at).total_seconds())
 
-    def _refusal(self, job: Job, tokens: Tokens, refused: Refused) -> Failure:
-        if refused.beyond is not None:
-            self._metrics.refusals.labels(refused.beyond.reason.value).inc()
-            return _too_long(job, tokens, refused.beyond)
-        reason = refused.reason if refused.listed else Reason.MODEL_NOT_SERVED
-        assert reason is not None
-        self._metrics.refusals.labels(reason.value).inc()
-        if reason is Reason.MODEL_NOT_SERVED:
-            return model_not_found(job.model, self.models())
-        message = f"No provider can take a request for {job.model!r} now: {_tally(refused)}."
-        if reason in BUSY:
-            return replace(queue_full(message), code=reason.value)
-        return unavailable(message, reason.value, RETRY_AFTER_S)
-
     def models(self) -> list[str]:
         """What the listed providers advertise."""
         return self._hub.views.models
-
-    def _note_failure(self, job: Job, provider_id: str, request_id: str, failure: Failure) -> None:
-        note = log.warning if failure.status >= 500 else log.event
-        note(
-            "attempt_failed",
-            request_id=request_id,
-            provider=provider_id,
-            model=job.model,
-            status=failure.status,
-            code=failure.code,
-        )
-        if failure.code == "queue_full":
-            self._hub.note_full(provider_id, job.model, failure.retry_after_s or 1)
 
     def _note_refusal(self, job: Job, frame: InferenceError, progress: Progress) -> None:
         lacking = frame.status in CAPACITY and frame.code not in NO_CAPACITY_MATTER
@@ -251,7 +254,49 @@ class Dispatcher:
     def _settle(self, job: Job, progress: Progress, result: Done | Failure | None) -> None:
         self._metrics.jobs.labels(outcome(result).value).inc()
         if progress.attempts:
-            self._record(progress.bill(job, result, self._now()))
+            self._accounts.ended(progress.bill(job, result, self._now()))
+
+
+@dataclass(slots=True)
+class Ask:
+    """A job that wants a place (admission.Ask), now or, after a failure, again."""
+
+    dispatcher: Dispatcher
+    job: Job
+    tokens: Tokens
+    progress: Progress
+    arrived_s: float
+    tried: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+    """The last, which is told where nobody else could take it."""
+
+    @property
+    def name(self) -> str:
+        return self.job.request_id
+
+    @property
+    def key(self) -> int:
+        return self.job.token_id
+
+    @property
+    def priority(self) -> int:
+        return self.job.priority
+
+    @property
+    def request(self) -> Request:
+        return Request(self.job.model, self.tokens.likely, self.tried, self.tokens.least)
+
+    def take(self, provider_id: str) -> Lease | Failure:
+        return self.dispatcher.take(self, provider_id)
+
+    def refuse(self, refused: Refused) -> Failure:
+        return self.failure or self.dispatcher.refusal(self, refused)
+
+    def failed(self, provider_id: str, failure: Failure) -> None:
+        """Who was only full may be asked again, once it may have room."""
+        self.failure = failure
+        if failure.code != "queue_full":
+            self.tried.append(provider_id)
 
 
 def _done(frame: InferenceComplete, job: Job, progress: Progress) -> Done | Failure:
@@ -282,15 +327,6 @@ def _failure(frame: InferenceError) -> Failure:
     )
 
 
-def _too_long(job: Job, tokens: Tokens, beyond: Beyond) -> Failure:
-    message = (
-        f"The prompt has at least {tokens.least} tokens, and no provider of {job.model!r} has room for more than "
-        f"{beyond.longest_tokens}: shorten the prompt."
-    )
-    failure = context_exceeded(tokens.least, beyond.longest_tokens, message)
-    return replace(failure, detail={**failure.detail, "reason": beyond.reason.value})
-
-
 def _type_of(status: int) -> str:
     if status == 429:
         return "rate_limit_error"
@@ -310,7 +346,7 @@ def _broken(why: Broken) -> Failure:
         case Broken.PROVIDER_BUSY:
             return unavailable("The provider's connection takes no more requests.", why.value)
         case Broken.STOPPING:
-            return replace(unavailable("This coordinator is shutting down.", "draining"), retryable=False)
+            return refusals.stopping()
         case Broken.SLOW_CLIENT:
             message = "The stream was read too slowly and has ended."
             return Failure(503, "service_unavailable", why.value, message)
@@ -318,8 +354,3 @@ def _broken(why: Broken) -> Failure:
             return internal_error("The provider's stream has a gap.", why.value, retryable=True)
         case _:
             assert_never(why)
-
-
-def _tally(refused: Refused) -> str:
-    told = {reason: count for reason, count in refused.counts.items() if reason is not Reason.MODEL_NOT_SERVED}
-    return ", ".join(f"{told[kind]} {kind.value}" for kind in sorted(told, key=lambda reason: -reason.nearness))

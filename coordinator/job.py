@@ -20,6 +20,10 @@ class Job:
     stream: bool
     body: dict[str, Any]
     started_at: datetime
+    priority: int = 0
+    """Among the requests of its key: higher first."""
+    request_id: str = ""
+    """X-Request-ID, for the log."""
 
 
 @dataclass(frozen=True, slots=True)

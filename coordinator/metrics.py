@@ -37,6 +37,24 @@ class Metrics:
             "Times that a provider was left alone after it had kept refusing a model.",
             registry=self.registry,
         )
+        self.waiting = Gauge(
+            "darkbloom_requests_waiting", "Requests that wait for a place.", ["model"], registry=self.registry
+        )
+        self.waited = Histogram(
+            "darkbloom_wait_seconds",
+            "How long requests that had to wait for a place have waited, by what came of it.",
+            ["outcome"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "darkbloom_retries", "Attempts that failed and were made again.", ["code"], registry=self.registry
+        )
+        self.breakers_opened = Counter(
+            "darkbloom_breakers_opened",
+            "Times that a provider was left alone after requests for a model had kept failing there.",
+            registry=self.registry,
+        )
         self.running = Gauge("darkbloom_requests_running", "Generation requests in progress.", registry=self.registry)
         self.first_chunk = Histogram(
             "darkbloom_time_to_first_chunk_seconds",

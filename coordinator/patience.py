@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 from coordinator.config import Timings
 from coordinator.inbox import Broken, Frame
+from coordinator.refusals import RETRY_AFTER_S
 from provider.api.wire import Failure, unavailable
 from provider.protocol import InferenceNotice
-
-RETRY_AFTER_S = 2
 
 
 class Patience:

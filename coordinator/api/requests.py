@@ -28,6 +28,7 @@ class Requests:
             return await self._app(scope, receive, send)
         started = time.monotonic()
         request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
         status = 0
 
         async def tagged(message: Message) -> None:

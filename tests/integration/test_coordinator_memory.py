@@ -21,6 +21,7 @@ from tests.integration.coordinator_harness import (
     provider,
     slot,
     whole,
+    with_timings,
 )
 
 __all__ = ["postgres"]
@@ -136,21 +137,30 @@ async def refused(client: httpx.AsyncClient) -> str:
     return str(got.json()["error"]["code"])
 
 
+async def late(client: httpx.AsyncClient) -> tuple[str, str]:
+    """The code and the reason of a request that has waited in vain."""
+    got = await client.post("/v1/chat/completions", json=chat())
+    assert (got.status_code, "retry-after" in got.headers) == (503, True)
+    return got.json()["error"]["code"], got.json()["error"]["reason"]
+
+
 def test_who_keeps_refusing_is_left_alone_for_a_while(postgres: str) -> None:
     stubborn = Stubborn()
 
     async def scene() -> None:
-        async with coordinator(postgres) as running, running.client() as client:
+        async with coordinator(postgres, with_timings(wait_s=0.3)) as running, running.client() as client:
             async with provider(running, stubborn) as played:
-                codes = [await refused(client) for _ in range(30)]
-                assert codes == ["memory_cap"] * 3 + ["capacity_cooldown"] * 27
+                codes = [await refused(client) for _ in range(3)]
+                waited = await asyncio.gather(*(late(client) for _ in range(27)))
+                assert codes == ["memory_cap"] * 3
+                assert waited == [("queue_timeout", "capacity_cooldown")] * 27
                 assert asked(played) == 3
                 (cooldown,) = (await shown(running))["cooldowns"]
                 assert (cooldown["model_id"], cooldown["refusals"]) == (MODEL, 3)
                 assert 0 < cooldown["for_s"] <= 5
                 assert "darkbloom_capacity_cooldowns_total 1.0" in (await client.get("/metrics")).text
             async with provider(running, stubborn) as again:
-                assert await refused(client) == "capacity_cooldown"
+                assert await late(client) == ("queue_timeout", "capacity_cooldown")
                 assert asked(again) == 0
                 async with provider(running, provider_id="p2") as other:
                     assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
@@ -169,12 +179,14 @@ def test_who_is_full_is_full_and_not_suspected(postgres: str) -> None:
         await played.fail(request, status=429, code="queue_full", message="full", retryable=True)
 
     async def scene() -> None:
-        async with coordinator(postgres) as running, provider(running, full) as played, running.client() as client:
-            await played.beat(slots=[slot(running=4, waiting=1)])
+        timings = with_timings(wait_s=0.3)
+        async with coordinator(postgres, timings) as running, provider(running, full) as played:
+            await played.beat(slots=[slot(running=4)])
             await asyncio.sleep(0.05)
-            for _ in range(6):
-                got = await client.post("/v1/chat/completions", json=chat())
-                assert (got.status_code, got.json()["error"]["code"]) == (429, "queue_full")
+            async with running.client() as client:
+                waited = await asyncio.gather(*(late(client) for _ in range(6)))
+            assert waited == [("queue_timeout", "queue_full")] * 6
+            assert 1 <= asked(played) <= 2  # a refused one leaves it alone for a second
             assert (await shown(running))["cooldowns"] == []
 
     asyncio.run(scene())

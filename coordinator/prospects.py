@@ -1,0 +1,94 @@
+"""What waiting may bring: whether a request that nobody takes now should wait, and whether one that somebody would have
+to load a model for should rather wait for those who have it. Pure.
+"""
+
+from coordinator.config import Timings
+from coordinator.fleet import ProviderView
+from coordinator.mirror import loaded
+from coordinator.reasons import BUSY, REASONS, Reason
+from coordinator.routing import Chosen, Refused, Request, reasons
+from coordinator.store.records import MemoryTables
+from coordinator.views import Views
+
+PASSING = BUSY | {Reason.COOLING, Reason.BREAKER_OPEN, Reason.SUSPECT}
+"""What ends by itself."""
+
+
+def hopeful(
+    request: Request, refused: Refused, views: Views, now_s: float, timings: Timings, tables: MemoryTables
+) -> bool:
+    """Whether anyone who has not failed at the request may come to take it."""
+    if refused.beyond is not None:
+        return False
+    if not request.tried and not PASSING.isdisjoint(refused.counts):
+        return True
+    ids, codes = reasons(request, views, now_s, timings, tables)
+    standing = zip(ids, codes.tolist(), strict=True)
+    return any(
+        code and _passing(REASONS[code - 1], views[provider_id], now_s, timings)
+        for provider_id, code in standing
+        if provider_id not in request.tried
+    )
+
+
+def _passing(reason: Reason, view: ProviderView, now_s: float, timings: Timings) -> bool:
+    """One that went away without a word may be back at once; one that had said that it would leave has left."""
+    if reason is Reason.DISCONNECTED:
+        return not view.draining and now_s - view.heard_s < timings.away_s
+    return reason in PASSING
+
+
+def rather_wait(
+    request: Request,
+    chosen: Chosen,
+    views: Views,
+    waited_s: float,
+    now_s: float,
+    timings: Timings,
+    tables: MemoryTables,
+) -> bool:
+    """Whether to leave it waiting although the chosen provider could load the model for it.
+
+    Where somebody has the model and is only full, or has begun to load it, a request waits for as long as a load would
+    take before it causes one: so it takes no more than twice what it would have taken had the future been known (the
+    rule of ski rental). `waited_s` is also the time since the last load that was caused so, for that will serve many.
+    """
+    mine = views[chosen.provider_id]
+    if not cold(mine, request.model) or waited_s >= chosen.terms.residency / 1000.0:
+        return False
+    ids, codes = reasons(request, views, now_s, timings, tables)
+    others = [
+        (views[provider_id], REASONS[code - 1] if code else None)
+        for provider_id, code in zip(ids, codes.tolist(), strict=True)
+        if provider_id not in request.tried
+    ]
+    if any(_begun(view, request.model) for view, _ in others):
+        return not _begun(mine, request.model)
+    return any(reason in BUSY and loaded(view.slots.get(request.model)) for view, reason in others)
+
+
+def eta_s(model: str, views: Views, tables: MemoryTables, now_s: float) -> float | None:
+    """When a load that is under way is predicted to be done; None when there is none."""
+    seen = views.seen(model, tables)
+    if seen is None:
+        return None
+    left = [
+        max(seen.own.residency_ms.item(row), seen.own.ready_at_ms.item(row) - 1000.0 * now_s)
+        for row, one in enumerate(seen.ids)
+        if _begun(views[one], model)
+    ]
+    return max(0.0, float(min(left)) / 1000.0) if left else None
+
+
+def cold(view: ProviderView, model: str) -> bool:
+    """Whether a request would have the provider load the model."""
+    slot = view.slots.get(model)
+    return slot is None or slot.state == "unloading"
+
+
+def _begun(view: ProviderView, model: str) -> bool:
+    """It loads the model, or has been sent a request for which it will."""
+    if not view.connected:
+        return False
+    slot = view.slots.get(model)
+    return (slot is not None and slot.state == "loading") or (cold(view, model) and view.at_it(model))
