@@ -1,5 +1,6 @@
 """What a coordinator is told at start: flags beat environment beats defaults."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ DEFAULT_PORT = 8080
 MOST_WAITING = 1000
 """Requests that wait for one model."""
 DEFAULT_DATA_DIR = Path("~/.local/share/darkbloom")
+RESUME_WITHIN = "DARKBLOOM_RESUME_WITHIN_S"
+LONGEST_WAIT_S = 3600
 SECRET_FORM = re.compile(r"dbk_[A-Za-z0-9_-]{32,}")
 
 
@@ -88,7 +91,21 @@ def settings(
         host=host,
         port=port,
         up=_up_secrets(environment),
+        timings=Timings(resume_within_s=_seconds(environment, RESUME_WITHIN, RESUME_WITHIN_S)),
     )
+
+
+def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:
+    told = environment.get(name)
+    if not told:
+        return otherwise
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST_WAIT_S:
+        raise BadConfiguration(f"{name}={told}: must be a number of seconds between 0 and {LONGEST_WAIT_S}.")
+    return seconds
 
 
 def _up_secrets(environment: Mapping[str, str]) -> UpSecrets | None:

@@ -35,6 +35,17 @@ def test_a_bad_secret_stops_the_start_and_names_the_key(bad: str) -> None:
         settings({"DARKBLOOM_UP_API_KEY": KEY})
 
 
+def test_the_wait_for_a_provider_can_be_set() -> None:
+    assert settings({}).timings.resume_within_s == 45
+    assert settings({"DARKBLOOM_RESUME_WITHIN_S": "2.5"}).timings.resume_within_s == 2.5
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf", "soon", "3601"])
+def test_a_bad_wait_stops_the_start_and_names_the_key(bad: str) -> None:
+    with pytest.raises(BadConfiguration, match="DARKBLOOM_RESUME_WITHIN_S=.*between 0 and 3600"):
+        settings({"DARKBLOOM_RESUME_WITHIN_S": bad})
+
+
 def test_no_secret_shows_in_a_representation() -> None:
     environment = {
         "DARKBLOOM_UP_API_KEY": KEY,
