@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,10 +31,14 @@ Positive = Annotated[int, Field(ge=1)]
 Positions = Annotated[int, Field(ge=2)]
 """Token positions: room for a prompt and for what it is answered with."""
 Gb = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Told = TypeVar("Told", bound=Section)
 
 
 class ProviderSection(Section):
@@ -59,6 +63,25 @@ class CoordinatorSection(Section):
     url: str | list[str] = Field(default_factory=list)
 
 
+class ApiSection(Section):
+    """Of `local`; a fleet's clients ask the coordinator."""
+
+    api_key: Text | list[Text] = Field(default_factory=list)
+    rate_limit: Positive | None = None
+    cors_origin: Text | list[Text] = Field(default_factory=list)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return _several(self.api_key)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return _several(self.cors_origin)
+
+
+DEFAULT_API = ApiSection()
+
+
 class ModelsSection(Section):
     enabled: list[str] = Field(default_factory=list)
     preload: list[str] | None = None
@@ -71,6 +94,7 @@ class ConfigFile(Section):
     engine: EngineSection = EngineSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     models: ModelsSection = ModelsSection()
+    api: ApiSection = ApiSection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +119,7 @@ class ProviderConfig:
     activation_reserve_bytes: int | None = None
     max_waiting: int = 1024
     park_knobs: Knobs = DEFAULT_KNOBS
+    api: ApiSection = DEFAULT_API
 
     @property
     def memory_reserve_bytes(self) -> int:
@@ -159,8 +184,9 @@ def read_config(
     data_dir: Path | None = None,
     file: Path | None = None,
     env: Mapping[str, str] = os.environ,
+    api: Mapping[str, Any] | None = None,
 ) -> ProviderConfig:
-    """`flags`: engine keys as given on the command line, None where they were not."""
+    """`flags` and `api`: keys of these sections as given on the command line, None where they were not."""
     told = _read_file(file or default_config_file())
     given = {key: value for key, value in flags.items() if value is not None}
     exact_told_by = _who_tells_exact(given, env, told.engine)
@@ -183,12 +209,17 @@ def read_config(
         exact_told_by=exact_told_by,
         mtp_killed=is_killed(env.get("DARKBLOOM_MTP")),
         park_knobs=knobs_in(env),
+        api=_override(told.api, {key: value for key, value in (api or {}).items() if value is not None}),
     )
 
 
-def _override(section: EngineSection, given: Mapping[str, Any]) -> EngineSection:
+def _several(told: str | list[str]) -> tuple[str, ...]:
+    return (told,) if isinstance(told, str) else tuple(told)
+
+
+def _override(section: Told, given: Mapping[str, Any]) -> Told:
     try:
-        return EngineSection.model_validate({**section.model_dump(), **given})
+        return type(section).model_validate({**section.model_dump(), **given})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-")

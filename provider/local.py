@@ -34,7 +34,15 @@ def local(
     backend: options.Backend = "mlx",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[str | None, typer.Option(help="Ask clients for this key.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="Ask clients for this key. May be repeated: each is good.")
+    ] = None,
+    rate_limit: Annotated[
+        int | None, typer.Option(help="Requests a minute of one key, or of one address where there is none.", min=1)
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="A web page's origin that may call, or '*'. May be repeated.")
+    ] = None,
     context_length: options.ContextLength = None,
     kv_pool_tokens: options.KvPoolTokens = None,
     mtp_drafter_path: options.MtpDrafterPath = None,
@@ -52,11 +60,12 @@ def local(
         context_length, kv_pool_tokens, mtp_drafter_path, max_concurrent,
         exact, mtp_mode, preempt_ram_gb, preempt_disk_gb,
     )  # fmt: skip
-    config = read_config(flags, tuple(model or ()), backend=backend, data_dir=data_dir)
+    api = {"api_key": api_key or None, "rate_limit": rate_limit, "cors_origin": cors_origin or None}
+    config = read_config(flags, tuple(model or ()), backend=backend, data_dir=data_dir, api=api)
     if not config.models:
         raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
     with bind(host, port) as sock:
-        uvloop.run(_serve(config, sock, api_key, exit_when_closed))
+        uvloop.run(_serve(config, sock, exit_when_closed))
 
 
 def create_residency(config: ProviderConfig) -> Residency:
@@ -86,13 +95,15 @@ def _floors(config: ProviderConfig, hardware: Hardware) -> FloorTable:
     return floor_table(local_floors(config.data_dir, device_key(hardware), here))
 
 
-async def _serve(config: ProviderConfig, sock: socket.socket, api_key: str | None, parent_fd: int | None) -> None:
+async def _serve(config: ProviderConfig, sock: socket.socket, parent_fd: int | None) -> None:
     # The web framework takes half a second to import, which `provider ...` does not need of this module.
+    from provider.api.access import Access
     from provider.api.app import create_app
 
     lifetime = Lifetime(parent_fd)
     residency = create_residency(config)
-    app = create_app(residency, Status(residency), api_key=api_key, notices=config.engine.notices)
+    access = Access(config.api.keys, config.api.rate_limit, config.api.origins)
+    app = create_app(residency, Status(residency), access=access, notices=config.engine.notices)
     server = server_for(app)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:

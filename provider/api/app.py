@@ -12,10 +12,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from provider.api.auth import ApiKeyGate
+from provider.api.access import EVERYBODY, Access, KeyGate, RateGate
 from provider.api.body import json_object
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.messages_body import CountBody, MessagesBody
@@ -63,13 +64,13 @@ def create_app(
     serving: Serving,
     status: ProviderStatus,
     *,
-    api_key: str | None = None,
+    access: Access = EVERYBODY,
     notices: NoticeMode = "comment",
     clock: Callable[[], float] = time.time,
     random: Random | None = None,
     lifespan: Lifespan | None = None,
 ) -> FastAPI:
-    """`notices` is the mode of requests that name none; without `api_key` everybody is let in."""
+    """`notices` is the mode of requests that name none."""
     drawn = random or SystemRandom()
     app = FastAPI(title="darkbloom-py", version=version("darkbloom-py"), redirect_slashes=False, lifespan=lifespan)
     _add_generation(app, Surface(serving, clock, drawn), notices)
@@ -77,12 +78,28 @@ def create_app(
     _add_status(app, status)
     add_settings(app, status)
     _add_errors(app)
-    # The last one added is the first to see a request.
-    if api_key is not None:
-        app.add_middleware(ApiKeyGate, api_key=api_key)
-    app.add_middleware(RequestIds, random=drawn)
+    _add_gates(app, access, drawn)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
+
+
+def _add_gates(app: FastAPI, access: Access, random: Random) -> None:
+    """The last one added is the first to see a request."""
+    if access.requests_per_minute is not None:
+        app.add_middleware(RateGate, requests_per_minute=access.requests_per_minute, keyed=bool(access.keys))
+    if access.keys:
+        app.add_middleware(KeyGate, keys=access.keys)
+    if access.origins:
+        # A browser asks without a key whether it may ask, and reads refusals only where they allow it to.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=access.origins,
+            allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-ID", "request-id", "Retry-After"],
+            max_age=600,
+        )
+    app.add_middleware(RequestIds, random=random)
 
 
 def _add_generation(app: FastAPI, surface: Surface, notices: NoticeMode) -> None:

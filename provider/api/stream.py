@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 NoticeMode = Literal["comment", "chunk", "off"]
 NOTICES_HEADER = "X-Darkbloom-Notices"
 
+WRITE_WITHIN_S = 120.0
+"""A client that has taken nothing for so long is as good as gone: its answer would hold room for ever."""
+
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -81,6 +84,8 @@ class AnswerResponse(Response):
                             await JSONResponse(body)(scope, receive, send)
                         case _:
                             assert_never(item)
+        except _Stalled:
+            log.warning("client stalled seconds=%.0f", WRITE_WITHIN_S)
         except Exception as error:
             failure = _failure(error)
             if events.begun:
@@ -124,10 +129,19 @@ class _EventStream:
         await self._write(self._events.end(), more=False)
 
     async def _write(self, body: bytes, more: bool = True) -> None:
-        if not self.begun:
-            self.begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        """Raises _Stalled."""
+        try:
+            async with asyncio.timeout(WRITE_WITHIN_S):
+                if not self.begun:
+                    self.begun = True
+                    await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise _Stalled from None
+
+
+class _Stalled(Exception):
+    """The client does not read."""
 
 
 def _failure(error: Exception) -> Failure:

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from provider.api.access import Access
 from provider.api.wire import MAX_BODY_BYTES, context_exceeded, internal_error, queue_full
 from provider.errors import RequestFailed
 from provider.generation import Delta, GenerationRequest, Notice
@@ -346,7 +347,7 @@ def test_the_document_describes_the_bodies() -> None:
 
 
 def test_a_key_is_asked_for_when_one_is_set() -> None:
-    with running(says("Hi."), api_key="dbk_secret") as server:
+    with running(says("Hi."), access=Access(("dbk_secret",))) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "é"}, {"Authorization": "dbk_secret"}):
             encoded = {name: value.encode() for name, value in headers.items()}
             response = httpx.get(f"{server.url}/v1/models", headers=encoded)

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from provider.api.access import Access
 from provider.api.wire import context_exceeded, internal_error, queue_full, unavailable
 from provider.errors import RequestFailed
 from provider.generation import Delta, GenerationRequest, Notice
@@ -126,7 +127,7 @@ def test_the_anthropic_sdk_counts_tokens() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_anthropic_sdk_raises_typed_errors(stream: bool) -> None:
-    with running(says("Hi."), api_key="dbk_secret") as server:
+    with running(says("Hi."), access=Access(("dbk_secret",))) as server:
         with server.anthropic("wrong") as client, pytest.raises(anthropic.AuthenticationError) as unknown:
             client.messages.create(**MESSAGES, stream=stream)
         assert unknown.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
@@ -163,7 +164,7 @@ def test_a_message_that_breaks_midway_ends_with_an_error_event() -> None:
 
 
 def test_a_message_takes_the_headers_of_its_api() -> None:
-    with running(says("Hi."), api_key="k") as server:
+    with running(says("Hi."), access=Access(("k",))) as server:
         headers = {"x-api-key": "k", "anthropic-version": "2023-06-01", "anthropic-beta": "x"}
         assert server.post(MESSAGES, "/v1/messages", **headers).status_code == 200
         refused = server.post(b"{", "/v1/messages", **headers).json()

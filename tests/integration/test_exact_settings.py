@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from provider.api.access import Access
 from provider.api.app import create_app
 from provider.config import read_config
 from provider.exact_setting import ExactSetting
@@ -32,7 +33,7 @@ async def served(
     flags = {"exact": exact}
     config = read_config(flags, (MODEL,), backend="sim", data_dir=directory / "data", file=file, env=env)
     residency = create_residency(config)
-    app = create_app(residency, Status(residency), api_key=KEY["Authorization"].split()[1])
+    app = create_app(residency, Status(residency), access=Access((KEY["Authorization"].split()[1],)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     await residency.start()
     try:

@@ -184,3 +184,16 @@ def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None
     for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=f"--data-dir {wrong}"):
             make_data_directory(wrong)
+
+
+def test_the_api_of_a_provider_alone_is_told_by_flags_or_the_file(tmp_path: Path) -> None:
+    toml = '[api]\napi_key = ["a", "b"]\nrate_limit = 60\ncors_origin = "https://chat.example"\n'
+    api = told(tmp_path, toml).api
+    assert (api.keys, api.rate_limit, api.origins) == (("a", "b"), 60, ("https://chat.example",))
+    api = told(tmp_path, toml, api={"api_key": ["c"], "rate_limit": None, "cors_origin": None}).api
+    assert (api.keys, api.rate_limit, api.origins) == (("c",), 60, ("https://chat.example",))
+    assert told(tmp_path, "").api.keys == ()
+    with pytest.raises(ConfigError, match=r"api.rate_limit = 0"):
+        told(tmp_path, "[api]\nrate_limit = 0")
+    with pytest.raises(ConfigError, match="--api-key"):
+        told(tmp_path, "", api={"api_key": [""]})
