@@ -42,7 +42,7 @@ def test_the_wait_for_a_provider_can_be_set() -> None:
 
 @pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf", "soon", "3601"])
 def test_a_bad_wait_stops_the_start_and_names_the_key(bad: str) -> None:
-    with pytest.raises(BadConfiguration, match="DARKBLOOM_RESUME_WITHIN_S=.*between 0 and 3600"):
+    with pytest.raises(BadConfiguration, match=r"DARKBLOOM_RESUME_WITHIN_S=.*between 0 and 3600"):
         settings({"DARKBLOOM_RESUME_WITHIN_S": bad})
 
 
