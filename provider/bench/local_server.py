@@ -29,11 +29,12 @@ def local_server(arguments: Sequence[str], environment: Mapping[str, str], scrat
         yield url
 
 
-def wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path, health: str = "/health") -> None:
+    """Raises BenchError, with the end of its log."""
     deadline = time.monotonic() + READY_S
     while True:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success:
+            if httpx.get(f"{url}{health}", timeout=5, trust_env=False).is_success:
                 return
         if process.poll() is not None:
             raise BenchError(f"the server ended with status {process.returncode} while starting: {_tail(log)}")
