@@ -27,7 +27,7 @@ from provider.api.wire import Failure, internal_error
 
 RECHECK_S = 0.25
 LOOKED_AT = 16
-"""Of those that cannot be sent now, so many of a model are looked at in one go: what keeps one may not keep the next."""
+"""Of those for a model that cannot be sent now, at most so many in one go: what keeps one may not keep the next."""
 SIZE = frozenset({Reason.NO_KV_ROOM, Reason.CONTEXT_EXCEEDED, Reason.PROMPT_TOO_LONG})
 """Reasons that another request may not have."""
 DECISIONS = 64
