@@ -10,10 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Lifetime:
     """`ending` is set by the first signal, or when `parent_fd` reads end of file; a second signal ends at once,
-    or, where `hurry` is set, calls that."""
+    or, where `hurry` is set, calls that. `draining` is set by another signal, where one is taken for it."""
 
     def __init__(self, parent_fd: int | None = None) -> None:
         self.ending = asyncio.Event()
+        self.draining = asyncio.Event()
         self.hurry: Callable[[], None] | None = None
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
@@ -21,6 +22,10 @@ class Lifetime:
         if parent_fd is not None:
             os.set_blocking(parent_fd, False)
             loop.add_reader(parent_fd, self._on_parent, parent_fd)
+
+    def drain_on(self, number: int) -> None:
+        """It is asked to end as well, but in its own time."""
+        asyncio.get_running_loop().add_signal_handler(number, self.draining.set)
 
     def end(self) -> None:
         self.ending.set()

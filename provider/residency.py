@@ -108,8 +108,8 @@ class Residency:
         self._background.spawn(reap(self.occupancy, patience_s, self._clock, self._unload))
         self._background.spawn(settle(self.granting, self._gate, self._regrow))
 
-    async def drain(self, grace_s: float) -> None:
-        """Takes no more requests and gives the running ones `grace_s` seconds to finish."""
+    async def drain(self, grace_s: float | None) -> None:
+        """Takes no more requests and gives the running ones `grace_s` seconds to finish, or all they need."""
         self.draining = True
         self._changed.tell()
         with contextlib.suppress(TimeoutError):

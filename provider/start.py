@@ -25,6 +25,7 @@ from provider import options, state
 from provider.api.surface import Surface
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, data_directory, make_data_directory, read_config
+from provider.draining import DRAIN_SIGNAL, drain, finish
 from provider.errors import ConfigError, WorkerError
 from provider.exact_status import exact_object
 from provider.hardware import memory_in_use, read_hardware, read_system_memory
@@ -116,6 +117,9 @@ def stop(data_dir: options.DataDir = None) -> None:
     typer.echo(f"Stopped the provider (pid {running.pid}).")
 
 
+app.command()(drain)
+
+
 @app.command()
 def status(as_json: Json = False, data_dir: options.DataDir = None) -> None:
     """What the provider of this machine is doing. Exit 1 when none is running."""
@@ -133,7 +137,8 @@ def status(as_json: Json = False, data_dir: options.DataDir = None) -> None:
 
 
 def _print_status(running: state.DaemonState) -> None:
-    typer.echo(f"Provider {running.details['name']} is running (pid {running.pid}).")
+    doing = "draining" if running.details.get("draining") else "running"
+    typer.echo(f"Provider {running.details['name']} is {doing} (pid {running.pid}).")
     for link in running.details["coordinators"]:
         said = "connected" if link["connected"] else f"not connected: {link['reason']}"
         typer.echo(f"  {link['url']}  {said}")
@@ -158,6 +163,7 @@ def _exactness(told: Mapping[str, Any] | None) -> str:
 
 async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> None:
     lifetime = Lifetime(parent_fd)
+    lifetime.drain_on(DRAIN_SIGNAL)
     residency = create_residency(config)
     identity = _identity(config)
     surface = Surface(residency, time.time, SystemRandom())
@@ -167,7 +173,8 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
     try:
         if await lifetime.until_ending(residency.start()):
             dialling = asyncio.create_task(_dial(links))
-            await lifetime.until_ending(asyncio.shield(dialling))
+            if await lifetime.until_ending(_until_told_to_drain(dialling, lifetime)):
+                await lifetime.until_ending(finish(residency, links))
             await _drain(residency, links)
             refused = dialling.exception() if dialling.done() and not dialling.cancelled() else None
             dialling.cancel()
@@ -180,6 +187,17 @@ async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> N
         await operations.stop()
         await residency.stop()
         state.remove_state(config.data_dir)
+
+
+async def _until_told_to_drain(dialling: asyncio.Task[None], lifetime: Lifetime) -> None:
+    """Raises what ends the dialling for good."""
+    told = asyncio.create_task(lifetime.draining.wait())
+    try:
+        await asyncio.wait({dialling, told}, return_when=asyncio.FIRST_COMPLETED)
+        if dialling.done():
+            await dialling
+    finally:
+        told.cancel()
 
 
 async def _drain(residency: Residency, links: list[Link]) -> None:
@@ -210,6 +228,7 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
             "name": identity.name,
             "provider_id": identity.provider_id,
             "draining": residency.draining,
+            "takes_drain": True,
             "coordinators": [
                 {"url": one.state.url, "connected": one.state.connected, "reason": one.state.reason,
                  "routability": one.state.routability}
