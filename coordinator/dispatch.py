@@ -10,15 +10,17 @@ from typing import Any, Protocol, assert_never
 
 from coordinator import log, refusals
 from coordinator.admission import Admission, Lease
+from coordinator.affinity import Affinities, conversation_of
 from coordinator.config import MOST_WAITING, Timings
-from coordinator.estimates import Estimates, Tokens, prompts_of
+from coordinator.decisions import Decisions
+from coordinator.estimates import Estimates, Tokens, most_tokens, prompts_of
 from coordinator.fleet import Hold
 from coordinator.hub import Hub
 from coordinator.inbox import Broken, Inbox
 from coordinator.job import Done, Job, Progress, outcome
 from coordinator.patience import Patience
 from coordinator.refusals import RETRY_AFTER_S
-from coordinator.routing import Chosen, Refused, Request, route
+from coordinator.routing import Chosen, Reason, Refused, Request, gated, route
 from coordinator.store.records import MemoryTables, Usage
 from provider.api.wire import Failure, internal_error, invalid_request, unavailable
 from provider.protocol import (
@@ -78,7 +80,9 @@ class Dispatcher:
         self._timings = timings
         self._accounts = accounts
         self._tables = tables
-        self._estimates = Estimates()
+        self.estimates = Estimates()
+        self.affinities = Affinities()
+        self.decisions = Decisions(hub.metrics.registry, clock, self._gated, lambda: hub.views)
         self._clock = clock
         self._now = now
         self._rng = rng
@@ -110,7 +114,15 @@ class Dispatcher:
     async def _attempts(self, job: Job, client: Client, progress: Progress) -> Done | Failure:
         """Before the first chunk a failure is made good elsewhere, three attempts in all."""
         prompts = prompts_of(job.body)
-        ask = Ask(self, job, self._estimates.tokens(job.model, prompts), progress, self._clock())
+        ask = Ask(
+            self,
+            job,
+            self.estimates.tokens(job.model, prompts),
+            progress,
+            self._clock(),
+            self.estimates.answer_tokens(job.model, most_tokens(job.body)),
+            conversation_of(job.token_id, job.body),
+        )
         while True:
             lease = await self.admission.lease(ask)
             if isinstance(lease, Failure):
@@ -119,7 +131,9 @@ class Dispatcher:
                 result = await self._relay(lease.inbox, job, client, progress)
             self._judge(job, lease, result)
             if not isinstance(result, Failure):
-                self._estimates.learn(job.model, prompts, progress.usage.get("prompt_tokens"))
+                self.estimates.learn(job.model, prompts, progress.usage.get("prompt_tokens"))
+                self.estimates.learn_answer(job.model, progress.usage.get("completion_tokens"))
+                self.affinities.served(ask.conversation, lease.provider_id)
                 return result
             if not result.retryable or progress.chunks or progress.attempts >= MAX_ATTEMPTS:
                 return result
@@ -127,7 +141,13 @@ class Dispatcher:
             ask.failed(lease.provider_id, result)
 
     def route(self, request: Request) -> Chosen | Refused:
-        return route(request, self._hub.views, self._clock(), self._rng, self._timings, self._tables())
+        began_s = self._clock()
+        outcome = route(request, self._hub.views, began_s, self._rng, self._timings, self._tables())
+        self.decisions.note(request, outcome, self._clock() - began_s)
+        return outcome
+
+    def _gated(self) -> dict[tuple[str, Reason], int]:
+        return gated(self._hub.views, self._clock(), self._timings, self._tables())
 
     def take(self, ask: "Ask", provider_id: str) -> Lease | Failure:
         """Holds the place, and sends the request to it."""
@@ -266,6 +286,8 @@ class Ask:
     tokens: Tokens
     progress: Progress
     arrived_s: float
+    answer_tokens: int
+    conversation: bytes | None
     tried: list[str] = field(default_factory=list)
     failure: Failure | None = None
     """The last, which is told where nobody else could take it."""
@@ -284,7 +306,15 @@ class Ask:
 
     @property
     def request(self) -> Request:
-        return Request(self.job.model, self.tokens.likely, self.tried, self.tokens.least)
+        return Request(
+            self.job.model,
+            self.tokens.likely,
+            self.tried,
+            self.tokens.least,
+            self.answer_tokens,
+            served_last=self.dispatcher.affinities.last(self.conversation),
+            name=self.name,
+        )
 
     def take(self, provider_id: str) -> Lease | Failure:
         return self.dispatcher.take(self, provider_id)

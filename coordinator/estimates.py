@@ -1,4 +1,5 @@
-"""How many tokens a prompt has, without a tokenizer: from its bytes, at a ratio learned per model from usage.
+"""How many tokens a prompt has, without a tokenizer: from its bytes, at a ratio learned per model from usage. And how
+many its answer will have: as many as answers of that model have had on average, and no more than are allowed.
 
 `likely` steers the balance between providers; only `least` may refuse, so it is a bound from below: of the longest
 prompt alone, at far more bytes a token than were ever seen, with long runs of one character left out.
@@ -7,8 +8,9 @@ prompt alone, at far more bytes a token than were ever seen, with long runs of o
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+Learned = TypeVar("Learned")
 BYTES_PER_TOKEN = 4.0
 """Of ordinary text, while nothing has been learned."""
 MOST_BYTES_PER_TOKEN = 6.0
@@ -18,6 +20,9 @@ LEARNED_FROM_BYTES = 256
 """In a shorter prompt the template's own tokens weigh too much."""
 KEPT = 0.98
 """Of what was learned before, with each prompt."""
+ANSWER_TOKENS = 256
+"""While nothing has been learned."""
+KEPT_OF_ANSWERS = 0.95
 MODELS = 1000
 RUNS = tuple(4 * one for one in " \t\n-=*#_.~")
 """Indents and rulers: a tokenizer may make one token of very many of these."""
@@ -64,6 +69,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self._ratios: OrderedDict[str, Ratio] = OrderedDict()
+        self._answers: OrderedDict[str, float] = OrderedDict()
 
     def ratio(self, model: str) -> Ratio:
         return self._ratios.get(model, Ratio())
@@ -77,13 +83,34 @@ class Estimates:
         if seen < LEARNED_FROM_BYTES or any(one.ids for one in prompts):
             return
         if isinstance(counted, int) and counted > 0:
-            self._remember(model, self.ratio(model).learned(seen, counted))
+            _remember(self._ratios, model, self.ratio(model).learned(seen, counted))
 
-    def _remember(self, model: str, ratio: Ratio) -> None:
-        self._ratios[model] = ratio
-        self._ratios.move_to_end(model)
-        if len(self._ratios) > MODELS:
-            self._ratios.popitem(last=False)
+    def answer_tokens(self, model: str, most: int | None) -> int:
+        """At least 1. `most`: what the request allows, None where it does not say."""
+        likely = max(1, round(self._answers.get(model, ANSWER_TOKENS)))
+        return likely if most is None else max(1, min(likely, most))
+
+    def learn_answer(self, model: str, counted: object) -> None:
+        """`counted` is the provider's number of tokens of one answer, which may be anything."""
+        if isinstance(counted, int) and 0 < counted < 2**31:
+            known = self._answers.get(model, float(ANSWER_TOKENS))
+            _remember(self._answers, model, KEPT_OF_ANSWERS * known + (1 - KEPT_OF_ANSWERS) * counted)
+
+
+def most_tokens(body: Mapping[str, Any]) -> int | None:
+    """What a generation's body, of any form, allows its answer; None where it does not say."""
+    for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+        value = body.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def _remember(known: OrderedDict[str, Learned], model: str, value: Learned) -> None:
+    known[model] = value
+    known.move_to_end(model)
+    if len(known) > MODELS:
+        known.popitem(last=False)
 
 
 def tokens(prompts: list[Text], ratio: Ratio) -> Tokens:
@@ -105,15 +132,16 @@ def prompts_of(body: Mapping[str, Any]) -> list[Text]:
 
 
 def _text(prompt: object) -> Text:
-    pieces = list(_pieces(prompt))
-    strings = [piece for piece in pieces if isinstance(piece, str)]
+    all_of_it = list(pieces(prompt))
+    strings = [piece for piece in all_of_it if isinstance(piece, str)]
     size = sum(len(one.encode(errors="replace")) for one in strings)
     runs = sum(4 * one.count(run) for one in strings for run in RUNS)
-    return Text(size, size - runs, len(pieces) - len(strings))
+    return Text(size, size - runs, len(all_of_it) - len(strings))
 
 
-def _pieces(prompt: object) -> Iterator[str | int]:
-    """Without recursion, for a body may be nested as deep as its parser went. In no order."""
+def pieces(prompt: object) -> Iterator[str | int]:
+    """The texts and token ids of a prompt, in no order. Without recursion, for a body may be nested as deep as its
+    parser went."""
     rest = [prompt]
     while rest:
         match rest.pop():

@@ -7,14 +7,13 @@ import numpy as np
 
 from coordinator.columns import Floats, Place
 from coordinator.config import Timings
+from coordinator.estimates import ANSWER_TOKENS
 from coordinator.reasons import CODES, Reason
 from coordinator.tables import Machines
 
 Codes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 """Numbers of reasons, by row; 0 is none."""
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
-ANSWER_TOKENS = 256
-"""Of an ordinary answer, while nothing has been learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,8 @@ class Request:
     vision: bool = False
     served_last: str | None = None
     """The provider that answered this conversation before."""
+    name: str = ""
+    """For logs: the id that its client knows it by."""
 
 
 def able(

@@ -36,6 +36,7 @@ from provider.protocol import (
     PrefetchStatus,
     Register,
     Registered,
+    Routability,
     is_uuid,
 )
 
@@ -387,7 +388,7 @@ class Hub:
             log.event("breaker_closed", provider=provider_id, model=model)
         self._views[provider_id] = fleet.succeeded(view, model)
 
-    def tell(self, provider_id: str, order: Order) -> bool:
+    def tell(self, provider_id: str, order: Order | Routability) -> bool:
         """False when the provider is not connected: nothing is kept for later."""
         connection = self._connections.get(provider_id)
         if connection is None:

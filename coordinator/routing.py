@@ -120,6 +120,15 @@ def reasons(
     return ([], np.zeros(0, np.uint8)) if seen is None else (seen.ids, _codes(request, seen, now_s, timings))
 
 
+def gated(views: Views, now_s: float, timings: Timings, tables: MemoryTables) -> dict[tuple[str, Reason], int]:
+    """By model and reason, how many of those who serve it could not take an ordinary request."""
+    counts: dict[tuple[str, Reason], int] = {}
+    for model in views.models:
+        _, codes = reasons(Request(model, prompt_tokens=0), views, now_s, timings, tables)
+        counts |= {(model, reason): count for reason, count in _counts(codes, len(codes)).items()}
+    return counts
+
+
 def _codes(request: Request, seen: Seen, now_s: float, timings: Timings) -> Codes:
     return gates.codes(request, seen.own, seen.machine, _tried(request, seen), now_s, timings)
 

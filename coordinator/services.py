@@ -19,6 +19,7 @@ from coordinator.keys import KeyRing, hashed
 from coordinator.limits import RateLimits
 from coordinator.recorder import Recorder
 from coordinator.reference import Reference
+from coordinator.routability import Teller
 from coordinator.store.lifetime import open_store
 from coordinator.store.postgres import Store
 from coordinator.store.records import Sighting, Token, TokenKind, Touch
@@ -77,8 +78,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.callback(services.recorder.close)
         await services.reference.read()
         refreshing = services.reference.run(settings.timings.reference_s)
+        telling = Teller(services.hub, settings.timings, lambda: services.reference.tables, time.monotonic)
         recording = (services.accounts.run(), services.recorder.run())
-        for endless in (services.hub.watch(), *recording, services.keys.run(), refreshing):
+        for endless in (services.hub.watch(), *recording, services.keys.run(), telling.run(), refreshing):
             stack.push_async_callback(_stop, asyncio.create_task(endless))
         try:
             yield services

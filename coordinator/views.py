@@ -88,6 +88,10 @@ class Views(Mapping[str, ProviderView]):
         places = self._models[model]
         return places.told[: len(places.ids)]
 
+    def told_of(self, model: str, provider_id: str) -> int:
+        places = self._models[model]
+        return int(places.told[places.rows[provider_id]])
+
     def _tell(self, provider_id: str) -> None:
         for listener in self._listeners:
             listener(provider_id)

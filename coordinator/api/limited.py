@@ -20,7 +20,7 @@ UNITS = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
 def admitted(limits: RateLimits, caller: Token, job: Job, answer: Response) -> Response:
     """`answer`, which runs the job. Raises Refusal."""
     if not caller.limits.allow(job.model):
-        raise Refusal(_not_allowed(job.model))
+        raise Refusal(not_allowed(job.model))
     foreseen = 0 if caller.limits.tokens_per_minute is None else _foreseen_tokens(job.body)
     exceeded = limits.admit(caller, job.id, foreseen)
     if exceeded is not None:
@@ -67,7 +67,7 @@ def _rate_limited(exceeded: Exceeded) -> Failure:
     )
 
 
-def _not_allowed(model: str) -> Failure:
+def not_allowed(model: str) -> Failure:
     """The same whether or not anybody serves the model."""
     message = f"This key may not use the model {model!r}: `GET /v1/models` lists those that it may."
     return Failure(403, "permission_error", "model_not_allowed", message, "model")
