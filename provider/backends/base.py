@@ -63,6 +63,8 @@ class BackendFacts:
     state_bytes: int
     block_tokens: int
     max_drafts: int = 0
+    padding_states: int = 0
+    """States that a backend holds beside those of its sequences, to fill its launches up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,23 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run, Told
+from provider.backends.mlx.aside import Aside
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.device import wire, wired_limit
 from provider.backends.mlx.drafter import Drafter, Pairs
 from provider.backends.mlx.forward import Forward, Image, Pass
 from provider.backends.mlx.generic import Generic
 from provider.backends.mlx.hybrid import Hybrid
+from provider.backends.mlx.ingredients import Ingredients, Sample
+from provider.backends.mlx.lane_grid import LaneGrid, experts_per_token
+from provider.backends.mlx.lane_sampling import NOBODY
+from provider.backends.mlx.laned_generic import LanedGeneric
+from provider.backends.mlx.laned_hybrid import LanedHybrid
 from provider.backends.mlx.loading import load
 from provider.backends.mlx.logprobs import Logprobs
 from provider.backends.mlx.mtp_head import MtpHead
 from provider.backends.mlx.mtp_weights import load_head
+from provider.backends.mlx.qwen3_5 import Trunk
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.backends.mlx.self_test import self_test
 from provider.backends.mlx.verification import Verification, integers
@@ -38,8 +45,6 @@ CACHE_LIMIT_BYTES = 2**30
 
 OF_HEAD = "head."
 """Before the names of a parked sequence's arrays that are the drafter's."""
-
-Sample = Callable[[mx.array, Sequence[tuple[Sampler, int]]], mx.array]
 
 
 @dataclass(slots=True)
@@ -80,7 +85,8 @@ class MlxBackend:
         checkpoint = read_checkpoint(directory)
         self._model = load(checkpoint)
         hybrid = LayerKind.LINEAR in checkpoint.architecture.layer_kinds
-        self._forward: Forward = Hybrid(self._model) if hybrid else Generic(self._model)
+        self._forward: Forward = Hybrid(Trunk(self._model)) if hybrid else Generic(self._model)
+        self._exact: Ingredients | None = None
         self._samplers: dict[str, Sampler] = {}
         self._ahead: list[Launch] = []
         self._kept: dict[str, Kept] = {}
@@ -117,16 +123,41 @@ class MlxBackend:
         self._drafter = None
 
     @property
-    def facts(self) -> BackendFacts:
-        trunk, drafter = self._trunk_facts, self._drafter
-        if drafter is None:
-            return trunk
-        return replace(
-            trunk,
-            weight_bytes=trunk.weight_bytes + drafter.weight_bytes,
-            kv_bytes_per_token=trunk.kv_bytes_per_token + drafter.kv_bytes_per_token,
-            max_drafts=drafter.max_drafts,
+    def grid(self) -> LaneGrid:
+        """What is to be known of the model before it decodes in lanes."""
+        shared = isinstance(self._forward, Hybrid) or (isinstance(self._forward, Generic) and self._forward.by_row)
+        return LaneGrid(
+            shared, experts_per_token(self._model), 0 if self._drafter is None else self._drafter.max_drafts
         )
+
+    @property
+    def aside(self) -> Aside:
+        return self._forward.trunk.aside if isinstance(self._forward, Hybrid) else Aside()
+
+    def decode_in_lanes(self, exact: Ingredients | None) -> None:
+        """From now on a sequence's logits do not depend on who else decodes; with None, no more."""
+        assert not self._samplers, "no sequence is open while the passes change"
+        self._exact = exact
+        if isinstance(self._forward, Hybrid):
+            trunk = self._forward.trunk
+            self._forward = Hybrid(trunk) if exact is None else LanedHybrid(trunk, exact)
+        else:
+            self._forward = Generic(self._model) if exact is None else LanedGeneric(self._model, exact)
+
+    @property
+    def facts(self) -> BackendFacts:
+        facts, drafter, exact = self._trunk_facts, self._drafter, self._exact
+        if drafter is not None:
+            facts = replace(
+                facts,
+                weight_bytes=facts.weight_bytes + drafter.weight_bytes,
+                kv_bytes_per_token=facts.kv_bytes_per_token + drafter.kv_bytes_per_token,
+                max_drafts=drafter.max_drafts,
+            )
+        if exact is not None:
+            drafts = min(facts.max_drafts, exact.rows - 1)
+            facts = replace(facts, max_drafts=drafts, padding_states=exact.bank_rows - 1 if facts.state_bytes else 0)
+        return facts
 
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
         self._forward.open(id)
@@ -140,7 +171,7 @@ class MlxBackend:
             hidden = self._forward.append(id, tokens)
         else:
             logits, hidden = self._forward.logits_after(id, tokens)
-            drawn = [self._sample(logits, [(self._samplers[id], position)])]
+            drawn = [self._draw(logits, [(self._samplers[id], position)])]
             self._asked = [Logprobs([id], logits, drawn[0], [self._samplers[id]])]
             drawn += self._asked[0].arrays
         if self._drafter is not None and hidden is not None:
@@ -289,11 +320,12 @@ class MlxBackend:
     def _launch(self, rows: Sequence[Row], tokens: mx.array) -> list[Launch]:
         """Begins a step of one position for each of these rows, fed `tokens` [B]; returns without waiting for it."""
         by_id = {row.id: row for row in rows}
+        samplers = self._drawing(rows)
         passes = self._forward.decode([*by_id], tokens, [1] * len(rows))
         launches = []
         for done in passes:
-            draws = [(self._samplers[id], by_id[id].position) for id in done.ids]
-            drawn = _with_known(self._sample(done.logits, draws), done, by_id)
+            draws = [(samplers[id], by_id[id].position) for id in done.ids]
+            drawn = _with_known(self._draw(done.logits, draws), done, by_id)
             self._ask(done, drawn, draws)
             self._tell_drafter(done, drawn, done.widths)
             launches.append(Launch(drawn, {id: row for row, id in enumerate(done.ids)}))
@@ -307,13 +339,14 @@ class MlxBackend:
         assert self._drafter is not None, "facts.max_drafts is 0"
         begun = time.perf_counter()
         by_id = {row.id: row for row in self._forward.fit(rows)}
+        samplers = self._drawing(rows)
         verification = Verification([*by_id.values()], self._drafter)
         drafted = time.perf_counter()
         passes = self._forward.decode([*by_id], verification.tokens, verification.widths)
         tokens = []
         for done in passes:
-            draws = verification.draws(done.ids, self._samplers)
-            drawn = _with_known(self._sample(done.logits, draws), done, by_id)
+            draws = verification.draws(done.ids, samplers)
+            drawn = _with_known(self._draw(done.logits, draws), done, by_id)
             self._ask(done, drawn, draws)
             tokens.append(drawn)
         mx.async_eval(tokens, *(one.arrays for one in self._asked))
@@ -332,9 +365,22 @@ class MlxBackend:
 
     def _ask(self, done: Pass, drawn: mx.array, draws: Sequence[tuple[Sampler, int]]) -> None:
         """For the probabilities that the sequences of a pass are to be told."""
-        if any(sampler.sampling.logprobs is not None for sampler, _ in draws):
-            owners = [id for id, width in zip(done.ids, done.widths, strict=True) for _ in range(width)]
-            self._asked.append(Logprobs(owners, done.logits, drawn, [sampler for sampler, _ in draws]))
+        if not any(sampler.sampling.logprobs is not None for sampler, _ in draws):
+            return
+        owners = [id for id, width in zip(done.ids, done.widths, strict=True) for _ in range(width)]
+        samplers = [sampler for sampler, _ in draws]
+        if self._exact is None:
+            self._asked.append(Logprobs(owners, done.logits, drawn, samplers))
+            return
+        for row, (owner, sampler) in enumerate(zip(owners, samplers, strict=True)):  # whoever else asks, one at a time
+            self._asked.append(Logprobs([owner], done.logits[row : row + 1], drawn[row : row + 1], [sampler]))
+
+    def _draw(self, logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
+        return (self._sample if self._exact is None else self._exact.sample)(logits, draws)
+
+    def _drawing(self, rows: Sequence[Row]) -> dict[str, Sampler]:
+        """Nothing is drawn where the token is known: that draw is nobody's."""
+        return {row.id: self._samplers[row.id] if row.known is None else NOBODY for row in rows}
 
     def _tell_drafter(self, done: Pass, drawn: mx.array, kept: Sequence[int]) -> None:
         """Which of a pass's positions stand, and what was drawn at them [R]."""

@@ -18,7 +18,7 @@ class Generic:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._caches: dict[str, list[BlockCache]] = {}
-        self._by_row = attend_by_row(model)
+        self.by_row = attend_by_row(model)
         if mx.default_device() == mx.Device(mx.cpu):
             lay_out_for_cpu(model, tied_embedding="lm_head" not in model)
         self.state_bytes = 0
@@ -43,7 +43,7 @@ class Generic:
     def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> list[Pass]:
         assert max(widths) == 1, "nothing drafts for these families"
         caches = [self._caches[id] for id in ids]
-        if self._by_row:
+        if self.by_row:
             layers = [Rows(layer) for layer in zip(*caches, strict=True)]
             logits = self._model(tokens[:, None], cache=layers)
         else:

@@ -1,7 +1,7 @@
 """Sequences of a qwen3_5 trunk, dense or with experts: keys and values per sequence, recurrent rows in slots."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -13,12 +13,27 @@ from provider.backends.mlx.qwen3_5 import Cells, Trunk
 from provider.backends.mlx.recurrent import Recurrent, Slots
 
 
+class Seats(Protocol):
+    """Where the recurrent rows of sequences that decode are held together."""
+
+    def take(self, id: str) -> list[Recurrent]:
+        """A sequence leaves, with rows of its own."""
+        ...
+
+    def leave(self, id: str) -> None:
+        """Unknown ids are ignored."""
+        ...
+
+    def arrays(self) -> list[mx.array]: ...
+
+
 class Hybrid:
     """Implements provider.backends.mlx.forward.Forward."""
 
-    def __init__(self, model: Any) -> None:
-        self.trunk = Trunk(model)
+    def __init__(self, trunk: Trunk) -> None:
+        self.trunk = trunk
         self._slots = Slots(self.trunk.recurrent_layers)
+        self._seats: Seats = self._slots
         self._side: Slots | None = None  # of a pass beside the slots, until it is kept
         self._cells: dict[str, Cells] = {}
 
@@ -68,11 +83,11 @@ class Hybrid:
     def arrays(self, ids: Sequence[str]) -> list[mx.array]:
         """Of a sequence that decodes, the slots' arrays say it all: its keys feed the logits that are drawn from."""
         prefilling = [self._cells[id] for id in ids if self._cells[id].recurrent is not None]
-        return [*self._slots.arrays(), *(array for one in prefilling for array in one.arrays())]
+        return [*self._seats.arrays(), *(array for one in prefilling for array in one.arrays())]
 
     def park(self, id: str) -> Image:
         cells = self._cells.pop(id)
-        own = self._slots.take(id) if cells.recurrent is None else cells.recurrent
+        own = self._seats.take(id) if cells.recurrent is None else cells.recurrent
         image = cache_images(cells.attention)
         for number, one in enumerate(own):
             image.arrays.update({f"{number}.conv": one.conv, f"{number}.state": one.state})
@@ -87,7 +102,7 @@ class Hybrid:
         ]
 
     def release(self, id: str) -> None:
-        self._slots.leave(id)
+        self._seats.leave(id)
         self._cells.pop(id, None)
 
     def _decode_beside(self, ids: Sequence[str], tokens: mx.array, layout: Layout) -> Pass:

@@ -48,7 +48,7 @@ class Trunk:
     def __init__(self, model: Any) -> None:
         self._model = model.language_model
         self._args = self._model.args
-        self._layers = self._model.model.layers
+        self.layers = self._model.model.layers
         self._dtype = self._model.model.norm.weight.dtype
         self.aside = Aside()
         if mx.default_device() == mx.Device(mx.cpu):
@@ -56,11 +56,11 @@ class Trunk:
 
     @property
     def recurrent_layers(self) -> int:
-        return sum(layer.is_linear for layer in self._layers)
+        return sum(layer.is_linear for layer in self.layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        attention = len(self._layers) - self.recurrent_layers
+        attention = len(self.layers) - self.recurrent_layers
         return 2 * attention * self._args.num_key_value_heads * self._args.head_dim * self._dtype.size
 
     def kv_bytes_of(self, layer: Any) -> int:
@@ -78,7 +78,7 @@ class Trunk:
         return sum(array.nbytes for one in self._fresh_recurrent() for array in (one.conv, one.state))
 
     def fresh(self) -> Cells:
-        attention = [BlockCache() for layer in self._layers if not layer.is_linear]
+        attention = [BlockCache() for layer in self.layers if not layer.is_linear]
         return Cells(attention, self._fresh_recurrent())
 
     def prefill(self, cells: Cells, tokens: Sequence[int]) -> mx.array:
@@ -87,21 +87,21 @@ class Trunk:
         hidden = self.embed(mx.array([list(tokens)]))
         caches, states = iter(cells.attention), iter(cells.recurrent)
         mask = "causal" if len(tokens) > 1 else None
-        for layer in self._layers:
+        for layer in self.layers:
             normed = layer.input_layernorm(hidden)
             if layer.is_linear:
                 mixed = _recurrence(layer.linear_attn, normed, next(states), self.aside)
             else:
                 mixed = _attend_chunk(layer.self_attn, normed, next(caches), mask, self.aside)
             hidden = feed_forward(layer, hidden + mixed, self.aside)
-        return self._model.model.norm(hidden[0])
+        return self.normed(hidden[0])
 
     def decode(self, cells: Sequence[Cells], slots: Slots, tokens: mx.array, layout: Layout) -> mx.array:
         """One or more positions for each sequence, fed `tokens` [R], in the order of the slots' rows
         -> hidden [R, H] after the final norm. Of more than one, `slots` holds every state until `Slots.keep`."""
         hidden = self.embed(tokens[:, None])
         attention = recurrence = 0
-        for layer in self._layers:
+        for layer in self.layers:
             normed = layer.input_layernorm(hidden)
             if layer.is_linear:
                 held = slots.layer(recurrence)
@@ -113,11 +113,15 @@ class Trunk:
                 mixed = attend_rows(layer.self_attn, normed, caches, layout, self.aside)
                 attention += 1
             hidden = feed_forward(layer, hidden + mixed, self.aside)
-        return self._model.model.norm(hidden[:, 0])
+        return self.normed(hidden[:, 0])
 
     def embed(self, tokens: mx.array) -> mx.array:
         """[...] -> [..., H]"""
         return self._model.model.embed_tokens(tokens)
+
+    def normed(self, hidden: mx.array) -> mx.array:
+        """The final norm."""
+        return self._model.model.norm(hidden)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[N, H] -> [N, V]"""
@@ -126,7 +130,7 @@ class Trunk:
         return self._model.lm_head(hidden)
 
     def _fresh_recurrent(self) -> list[Recurrent]:
-        mixers = [layer.linear_attn for layer in self._layers if layer.is_linear]
+        mixers = [layer.linear_attn for layer in self.layers if layer.is_linear]
         return [
             Recurrent(
                 conv=mx.zeros((1, one.conv_kernel_size - 1, one.conv_dim), dtype=self._dtype),
@@ -151,12 +155,12 @@ def _recurrence(mixer: Any, x: mx.array, held: Recurrent, aside: Aside) -> mx.ar
     window = mx.concatenate([held.conv, mixer.in_proj_qkv(x)], axis=1)
     # A gather, not a slice: mx.contiguous may keep the window's buffer, up to 16 KiB more than the ledger counts.
     held.conv = mx.take(window, mx.arange(length, length + mixer.conv_kernel_size - 1), axis=1)
-    q, k, v = _convolved(mixer, window)
+    q, k, v = convolved(mixer, window)
     if length == 1:
         y, (held.state,) = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
     else:
         y, held.state = recur(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
-    return _gated(mixer, y, gate)
+    return gated(mixer, y, gate)
 
 
 def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent, Aside], mx.array]:
@@ -165,16 +169,16 @@ def _captured_recurrence(layout: Layout) -> Callable[[Any, mx.array, Recurrent, 
     def recurrence(mixer: Any, x: mx.array, held: Recurrent, aside: Aside) -> mx.array:
         gate, decay, beta = aside(lambda: (mixer.in_proj_z(x), mixer.in_proj_a(x), mixer.in_proj_b(x)))
         window = mx.concatenate([held.conv, layout.by_row(mixer.in_proj_qkv(x))], axis=1)
-        q, k, v = _convolved(mixer, window)
+        q, k, v = convolved(mixer, window)
         decay, beta = layout.by_row(decay), layout.by_row(beta)
         y, states = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
         held.captured = Captured(window, states)
-        return _gated(mixer, layout.flat(y), gate)
+        return gated(mixer, layout.flat(y), gate)
 
     return recurrence
 
 
-def _convolved(mixer: Any, window: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+def convolved(mixer: Any, window: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """[N, k-1 + T, C] -> q, k [N, T, Hk, dk] normalised, v [N, T, Hv, dv]."""
     mixed = nn.silu(mixer.conv1d(window))
     rows, length, _ = mixed.shape
@@ -185,7 +189,7 @@ def _convolved(mixer: Any, window: mx.array) -> tuple[mx.array, mx.array, mx.arr
     return q, k, v.reshape(rows, length, mixer.num_v_heads, mixer.head_v_dim)
 
 
-def _gated(mixer: Any, y: mx.array, gate: mx.array) -> mx.array:
+def gated(mixer: Any, y: mx.array, gate: mx.array) -> mx.array:
     """y [N, T, Hv, dv], gate [N, T, Hv * dv] -> [N, T, H]"""
     rows, length, _ = gate.shape
     return mixer.out_proj(mixer.norm(y, gate.reshape(y.shape)).reshape(rows, length, -1))

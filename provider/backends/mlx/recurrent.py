@@ -32,16 +32,17 @@ class Recurrent:
     captured: Captured | None = None
 
     def keep(self, lengths: Sequence[int], rows: mx.array) -> None:
-        """Moves each row on by the first `lengths[row]` (1 or more) of the captured positions; drops the others.
+        """Moves each row on by the first `lengths[row]` of the captured positions; drops the others.
         `rows` [N, k-1, 1] are those of the window that the convolution looks back on from there."""
         captured, self.captured = self.captured, None
         assert captured is not None, "nothing has been captured"
         self.conv = mx.take_along_axis(captured.window, rows, axis=1)
         common = Counter(lengths).most_common(1)[0][0]
-        self.state = captured.states[common - 1]
+        states = [self.state, *captured.states]
+        self.state = states[common]
         for row, length in enumerate(lengths):
             if length != common:  # written in place, as no one else holds the common rows any more
-                self.state[row] = captured.states[length - 1][row]
+                self.state[row] = states[length][row]
 
     def write(self, row: int, one: "Recurrent") -> None:
         """Puts `one` (N = 1) into a row, in place."""
@@ -89,13 +90,12 @@ class Slots:
                 layer.append(one)
         self._rows.append(id)
 
-    def leave(self, id: str) -> bool:
+    def leave(self, id: str) -> None:
         if id not in self._rows:
-            return False
+            return
         self._rows[self._rows.index(id)] = None
         if not self.ids:
             self._rows, self._layers = [], [None] * len(self._layers)
-        return True
 
     def take(self, id: str) -> list[Recurrent]:
         """A sequence leaves, with rows of its own: no view of arrays that go on being written."""

@@ -20,15 +20,17 @@ Attend = Callable[..., mx.array]
 
 
 class Rows:
-    """The caches of one layer, one per row of a decode step, in the place where a model expects one cache."""
+    """The caches of one layer, one per row of a decode step, in the place where a model expects one cache. Behind them
+    lie `padding` rows that have none: their attention is zero."""
 
-    def __init__(self, caches: Sequence[BlockCache]) -> None:
+    def __init__(self, caches: Sequence[BlockCache], padding: int = 0) -> None:
         self._caches = caches
+        self._padding = padding
 
     @property
     def offset(self) -> mx.array:
         """[B]: each row is rotated at its own position."""
-        return mx.array([cache.offset for cache in self._caches])
+        return mx.array([*(cache.offset for cache in self._caches), *[0] * self._padding])
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
         assert N == 1, "rows take one position in a step"
@@ -79,4 +81,4 @@ class _ByRow:
             mx.fast.scaled_dot_product_attention(queries[row : row + 1], *held, scale=scale, sinks=sinks)
             for row, held in enumerate(zip(keys, values, strict=True))
         ]
-        return mx.concatenate(outs)
+        return mx.concatenate([*outs, *[mx.zeros_like(outs[0])] * (queries.shape[0] - len(outs))])

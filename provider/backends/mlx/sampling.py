@@ -96,15 +96,8 @@ class Sampler:
 
 def sample(logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
     """logits [N, V], one (sampler, output position) per row -> tokens [N] (int32), not yet evaluated."""
-    if any(sampler.adjusts for sampler, _ in draws):
-        rows = logits.astype(mx.float32)
-        adjusted = [one.adjust(mx.array(rows[i])) if one.adjusts else rows[i] for i, (one, _) in enumerate(draws)]
-        logits = mx.stack(adjusted)
-    if any(sampler.guide is not None for sampler, _ in draws):
-        mx.async_eval(logits)  # the device is at work on them while the host looks for what may come
-        allowed = masks([sampler.guide for sampler, _ in draws], logits.shape[-1])
-        logits = mx.where(_bits(allowed, logits.shape[-1]), logits[: len(draws)], -mx.inf)
-    kinds = [_kind(sampler.sampling) for sampler, _ in draws]
+    logits = adjusted(logits, draws)
+    kinds = [kind_of(sampler.sampling) for sampler, _ in draws]
     if len(set(kinds)) == 1:
         return kinds[0](logits, draws)
     tokens = mx.zeros(len(draws), dtype=mx.int32)
@@ -118,13 +111,27 @@ def sample(logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
 Draws = Sequence[tuple[Sampler, int]]
 
 
+def adjusted(logits: mx.array, draws: Draws) -> mx.array:
+    """With each row's penalties, biases and grammar."""
+    if any(sampler.adjusts for sampler, _ in draws):
+        rows = logits.astype(mx.float32)
+        logits = mx.stack(
+            [one.adjust(mx.array(rows[i])) if one.adjusts else rows[i] for i, (one, _) in enumerate(draws)]
+        )
+    if any(sampler.guide is not None for sampler, _ in draws):
+        mx.async_eval(logits)  # the device is at work on them while the host looks for what may come
+        allowed = masks([sampler.guide for sampler, _ in draws], logits.shape[-1])
+        logits = mx.where(_bits(allowed, logits.shape[-1]), logits[: len(draws)], -mx.inf)
+    return logits
+
+
 def _bits(words: Words, vocab_size: int) -> mx.array:
     """[R, V] of bool."""
     bits = (mx.array(words)[:, :, None] >> mx.arange(32, dtype=mx.int32)) & 1
     return bits.reshape(len(words), -1)[:, :vocab_size].astype(mx.bool_)
 
 
-def _kind(asked: Sampling) -> Callable[[mx.array, Draws], mx.array]:
+def kind_of(asked: Sampling) -> Callable[[mx.array, Draws], mx.array]:
     """How a row's token is drawn: a matter of its own parameters, never of the rows beside it."""
     if asked.temperature == 0 or asked.top_k == 1:
         return _greedy

@@ -1,0 +1,71 @@
+"""Where every position of a decode step lies in exact mode: in which lane for weight matmuls, norms and the head, in
+which bank for the recurrence."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import mlx.core as mx
+
+from provider.backends.mlx.banks import Seat
+from provider.backends.mlx.picks import Pick, Pool
+from provider.exact.packing import Lane
+
+
+class Lanes:
+    """Of sequences with `widths[i]` positions each. `begins[i]`: the row of the first of them, counted through all
+    lanes."""
+
+    def __init__(self, lanes: Sequence[Lane], widths: Sequence[int]) -> None:
+        self.lanes = lanes
+        self.widths = widths
+        self.longest = max(widths)
+        self.sizes = [lane.rows for lane in lanes]
+        self.firsts = [0, *accumulate(self.sizes)][:-1]
+        self.begins = [0] * len(widths)
+        for lane, first in zip(lanes, self.firsts, strict=True):
+            begin = first
+            for number in lane.members:
+                self.begins[number] = begin
+                begin += widths[number]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.sizes)
+
+    def tokens(self, told: mx.array) -> list[mx.array]:
+        """[sum of widths], one sequence after the other -> [rows] of each lane. Padding repeats some token."""
+        places: list[int | None] = [None] * self.rows
+        source = 0
+        for begin, width in zip(self.begins, self.widths, strict=True):
+            places[begin : begin + width] = range(source, source + width)
+            source += width
+        return [Pick(wanted, [source])(Pool([told])) for wanted in self.split(places)]
+
+    def split(self, rows: Sequence[int | None]) -> list[list[int | None]]:
+        """What is said of all rows, lane by lane."""
+        ends = [*accumulate(self.sizes)]
+        return [[*rows[end - size : end]] for end, size in zip(ends, self.sizes, strict=True)]
+
+    def offsets(self, lengths: Sequence[int]) -> list[mx.array]:
+        """Where each row's position stands in its sequence, of which there are `lengths[i]` positions already."""
+        offsets: list[int | None] = [0] * self.rows
+        for begin, width, length in zip(self.begins, self.widths, lengths, strict=True):
+            offsets[begin : begin + width] = range(length, length + width)
+        return [mx.array([one or 0 for one in lane]) for lane in self.split(offsets)]
+
+
+class Crossing:
+    """From lanes to banks and back. `to_banks[b][t]` picks the rows of the t-th positions of a bank's sequences, and of
+    a shorter one its last; `to_lanes[l]` picks a lane's rows out of what all banks gave at all positions."""
+
+    def __init__(self, lanes: Lanes, seats: Sequence[Seat], banks: int, size: int) -> None:
+        longest = lanes.longest
+        wanted: list[list[list[int | None]]] = [[[None] * size for _ in range(longest)] for _ in range(banks)]
+        back: list[int | None] = [None] * lanes.rows
+        for begin, width, (bank, row) in zip(lanes.begins, lanes.widths, seats, strict=True):
+            for t in range(longest):
+                wanted[bank][t][row] = begin + min(t, width - 1)
+            for t in range(width):
+                back[begin + t] = (bank * longest + t) * size + row
+        self.to_banks = [[Pick(one, lanes.sizes) for one in bank] for bank in wanted]
+        self.to_lanes = [Pick(one, [size] * (banks * longest)) for one in lanes.split(back)]
