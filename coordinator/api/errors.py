@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coordinator.errors import StoreDown
-from provider.api.events import error_body
+from provider.api.events import error_body, form_path
 from provider.api.wire import MAX_BODY_BYTES, Failure, internal_error, invalid_request, unavailable
 
 
@@ -32,7 +32,7 @@ def install(app: FastAPI) -> None:
 
 async def _answer(request: Request, error: Exception) -> Response:
     path = request.url.path
-    response = answer(failure_of(error, request.method, path), path)
+    response = answer(failure_of(error, request.method, path), form_path(path, request.headers))
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response

@@ -1,4 +1,4 @@
-"""GET /v1/models: what the listed providers advertise and the key may use, in OpenAI's form."""
+"""GET /v1/models: what the listed providers advertise and the key may use, in OpenAI's form or Anthropic's."""
 
 from typing import Annotated, Any
 
@@ -8,6 +8,7 @@ from starlette.requests import Request
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
 from coordinator.store.records import Token, TokenKind
+from provider.api.model_list import ListedModel, model_list, model_object
 from provider.api.wire import model_not_found
 
 router = APIRouter()
@@ -16,7 +17,7 @@ Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 @router.get("/v1/models")
 async def models(request: Request, reader: Reader) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(name) for name in _known(request, reader)]}
+    return model_list([_listed(name) for name in _known(request, reader)], request.headers)
 
 
 @router.get("/v1/models/{model:path}")
@@ -24,7 +25,7 @@ async def model(request: Request, model: str, reader: Reader) -> dict[str, Any]:
     known = _known(request, reader)
     if model not in known:
         raise Refusal(model_not_found(model, known))
-    return _model(model)
+    return model_object(_listed(model), request.headers)
 
 
 def _known(request: Request, reader: Token) -> list[str]:
@@ -32,6 +33,6 @@ def _known(request: Request, reader: Token) -> list[str]:
     return [name for name in services_of(request).dispatcher.models() if reader.limits.allow(name)]
 
 
-def _model(name: str) -> dict[str, Any]:
-    """A fleet has no one time at which a model was made, so `created` is the epoch."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": "darkbloom"}
+def _listed(name: str) -> ListedModel:
+    """A fleet has no one time at which a model was made."""
+    return ListedModel(name, "darkbloom")

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator import log
 from coordinator.api.errors import answer, failure_of
-from provider.api.events import id_headers
+from provider.api.events import form_path, id_headers
 
 REQUEST_ID = "x-request-id"
 PROBES = ("/health", "/metrics")
@@ -35,7 +35,9 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
+                MutableHeaders(scope=message).update(
+                    id_headers(form_path(scope["path"], Headers(scope=scope)), request_id)
+                )
             await send(message)
 
         try:

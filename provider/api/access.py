@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from provider.api.events import form_path
 from provider.api.stream import failure_response
 from provider.api.wire import Failure
 
@@ -45,7 +46,7 @@ class KeyGate:
             return
         message = "A valid API key is required: send it as `Authorization: Bearer KEY`."
         failure = Failure(401, "authentication_error", "invalid_api_key", message)
-        response = failure_response(failure, scope["path"])
+        response = failure_response(failure, form_path(scope["path"], Headers(scope=scope)))
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
 
@@ -75,7 +76,7 @@ class RateGate:
             return
         message = f"More than {self._rate} requests in a minute: try again in {wait_s} s."
         failure = Failure(429, "rate_limit_error", "rate_limit_exceeded", message, retryable=True, retry_after_s=wait_s)
-        await failure_response(failure, scope["path"])(scope, receive, send)
+        await failure_response(failure, form_path(scope["path"], Headers(scope=scope)))(scope, receive, send)
 
     def _wait_s(self, scope: Scope) -> int:
         """Whole seconds until the next request is allowed; 0 takes one."""

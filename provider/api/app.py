@@ -18,8 +18,9 @@ from starlette.responses import JSONResponse, Response
 
 from provider.api.access import EVERYBODY, Access, KeyGate, RateGate
 from provider.api.body import json_object
-from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
+from provider.api.events import COUNT_TOKENS, MESSAGES, MODELS, RESPONSES, form_path
 from provider.api.messages_body import CountBody, MessagesBody
+from provider.api.model_list import ListedModel, model_list, model_object
 from provider.api.request_id import RequestIds
 from provider.api.requests import ChatBody, CompletionBody
 from provider.api.responses_body import ResponsesBody
@@ -113,23 +114,16 @@ def _add_generation(app: FastAPI, surface: Surface, notices: NoticeMode) -> None
 
 
 def _add_models(app: FastAPI, serving: Serving, created: int) -> None:
-    @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(model, created) for model in serving.models()]}
+    def listed(model: ServedModel) -> ListedModel:
+        return ListedModel(model.id, "darkbloom-py", created, model.n_ctx)
 
-    @app.get("/v1/models/{model_id:path}")
-    async def get_model(model_id: str) -> dict[str, Any]:
-        return _model(serving.model(model_id), created)
+    @app.get(MODELS)
+    async def list_models(request: Request) -> dict[str, Any]:
+        return model_list([listed(model) for model in serving.models()], request.headers)
 
-
-def _model(model: ServedModel, created: int) -> dict[str, Any]:
-    return {
-        "id": model.id,
-        "object": "model",
-        "created": created,
-        "owned_by": "darkbloom-py",
-        "context_length": model.n_ctx,
-    }
+    @app.get(MODELS + "/{model_id:path}")
+    async def get_model(request: Request, model_id: str) -> dict[str, Any]:
+        return model_object(listed(serving.model(model_id)), request.headers)
 
 
 def _add_status(app: FastAPI, status: ProviderStatus) -> None:
@@ -154,8 +148,8 @@ def _add_status(app: FastAPI, status: ProviderStatus) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestFailed)
     async def refused(request: Request, error: Exception) -> Response:
-        path = request.url.path
-        return failure_response(cast(RequestFailed, error).failure, path)  # Starlette calls it for this type alone
+        failure = cast(RequestFailed, error).failure  # Starlette calls it for this type alone
+        return failure_response(failure, _form(request))
 
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: Exception) -> Response:
@@ -163,7 +157,7 @@ def _add_errors(app: FastAPI) -> None:
         code = "method_not_allowed" if wrong.status_code == 405 else "not_found"
         message = f"{wrong.detail}: {request.method} {request.url.path}"
         failure = Failure(wrong.status_code, "invalid_request_error", code, message)
-        response = failure_response(failure, request.url.path)
+        response = failure_response(failure, _form(request))
         response.headers.update(wrong.headers or {})
         return response
 
@@ -173,7 +167,11 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, _: Exception) -> Response:
-        return failure_response(internal_error("The server failed at this request."), request.url.path)
+        return failure_response(internal_error("The server failed at this request."), _form(request))
+
+
+def _form(request: Request) -> str:
+    return form_path(request.url.path, request.headers)
 
 
 def _takes(shape: type[BaseModel]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from provider.api.wire import DONE, Failure
 
 MESSAGES, COUNT_TOKENS, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+MODELS = "/v1/models"
 
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -50,6 +51,17 @@ def events_of(path: str) -> Events:
 def error_body(path: str, failure: Failure) -> dict[str, Any]:
     """The JSON body of an error answer, in the form of the API that `path` belongs to."""
     return anthropic_error(failure) if speaks_anthropic(path) else failure.body()
+
+
+def of_anthropic(headers: Mapping[str, str]) -> bool:
+    """Whether one of Anthropic's clients asks: they all send this one."""
+    return "anthropic-version" in headers
+
+
+def form_path(path: str, headers: Mapping[str, str]) -> str:
+    """The path whose form a client expects: that of its request, but for a path that both kinds of client ask."""
+    shared = path == MODELS or path.startswith(MODELS + "/")
+    return MESSAGES if shared and of_anthropic(headers) else path
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -9,7 +9,7 @@ from random import Random
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from provider.api.events import id_headers
+from provider.api.events import form_path, id_headers
 from provider.api.job import new_id
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = self._request_id(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
+        headers = Headers(scope=scope)
+        request_id = self._request_id(headers.get(REQUEST_ID_HEADER, ""))
         started_s = self._clock()
         status = 0
 
@@ -39,7 +40,7 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
+                MutableHeaders(scope=message).update(id_headers(form_path(scope["path"], headers), request_id))
             await send(message)
 
         try:

@@ -153,6 +153,21 @@ def test_the_anthropic_sdk_raises_typed_errors(stream: bool) -> None:
             assert failure.detail.items() <= body["error"].items()
 
 
+def test_the_anthropic_sdk_lists_models() -> None:
+    with running(says("Hi."), access=Access(("k",))) as server, server.anthropic("k") as client:
+        [listed] = list(client.models.list(limit=5))
+        assert (listed.id, listed.type, listed.max_input_tokens) == (MODEL, "model", 512)
+        assert client.models.retrieve(MODEL) == listed
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.models.retrieve("other")
+        assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+        with pytest.raises(anthropic.AuthenticationError) as unknown, server.anthropic("wrong") as stranger:
+            stranger.models.list()
+        assert unknown.value.body["type"] == "error"  # type: ignore[index]
+        with server.client("k") as gpt:
+            assert [one.object for one in gpt.models.list()] == ["model"]
+
+
 def test_a_message_that_breaks_midway_ends_with_an_error_event() -> None:
     with running(breaks_midway) as server:
         *said, error = streamed(server, "/v1/messages")

@@ -256,6 +256,16 @@ def test_the_openai_sdk_goes_through_a_loop_of_tools_over_responses(api: Api) ->
     assert final.usage == whole.usage
 
 
+def test_models_are_listed_in_the_form_of_the_client(api: Api) -> None:
+    with claude(api) as client:
+        assert [one.id for one in client.models.list()] == [client.models.retrieve(MODEL).id] == [MODEL]
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.models.retrieve("some/other")
+        assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    with gpt(api) as client:
+        assert [one.id for one in client.models.list()] == [client.models.retrieve(MODEL).id] == [MODEL]
+
+
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 def test_errors_have_the_form_of_the_api_that_was_called(api: Api, path: str) -> None:
     body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
