@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from coordinator.api import admin, chat, errors, fleet, health, keys, models, provider, route, usage
+from coordinator.api import admin, chat, draining, errors, fleet, health, keys, models, provider, route, usage
 from coordinator.api.requests import Requests
 from coordinator.services import Services
 
@@ -16,7 +16,7 @@ def create_app() -> FastAPI:
     app.state.opened = asyncio.Event()
     errors.install(app)
     app.add_middleware(Requests)
-    for part in (chat, models, route, fleet, admin, keys, usage, health, provider):
+    for part in (chat, models, route, fleet, admin, draining, keys, usage, health, provider):
         app.include_router(part.router)
     return app
 

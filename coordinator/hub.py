@@ -67,6 +67,7 @@ class Hub:
         self._generations = itertools.count(1)
         self._links: dict[asyncio.Task[None], Link] = {}
         self._desired: DesiredModels | None = None
+        self._drains: frozenset[str] = frozenset()
         self.orders = Orders()
         self.metrics = Metrics(self._count)
         self.watched_s = clock()
@@ -208,7 +209,8 @@ class Hub:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
         self._connections[message.provider_id] = connection
         former = self._views.get(message.provider_id)
-        self._views[message.provider_id] = fleet.registered(message, connection.generation, self._clock(), former)
+        fresh = fleet.registered(message, connection.generation, self._clock(), former)
+        self._views[message.provider_id] = fleet.drain_ordered(fresh, message.provider_id in self._drains)
         self._seen(message)
         agreed = self._streams.resume(message.provider_id, connection, message.resume)
         link.send(self._welcome(connection, agreed))
@@ -387,6 +389,15 @@ class Hub:
         if view.breakers[model].state(self._clock()) is not BreakerState.CLOSED:
             log.event("breaker_closed", provider=provider_id, model=model)
         self._views[provider_id] = fleet.succeeded(view, model)
+
+    def drain(self, providers: frozenset[str]) -> None:
+        """All that operators have ordered to drain: what runs there ends in its own time, and nothing more is sent."""
+        self._drains = providers
+        for view in list(self._views.values()):
+            drain = view.provider_id in providers
+            if drain is not view.drain_ordered:
+                self._views[view.provider_id] = fleet.drain_ordered(view, drain)
+                log.event("drain_ordered" if drain else "drain_taken_back", provider=view.provider_id)
 
     def tell(self, provider_id: str, order: Order | Routability) -> bool:
         """False when the provider is not connected: nothing is kept for later."""

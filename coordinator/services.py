@@ -103,7 +103,7 @@ def _wire(settings: Settings, store: Store) -> Services:
     recorder = Recorder(store.write, hub.metrics, journal.begun(settings.data_dir), left_behind)
     limits = RateLimits(time.monotonic)
     accounts = Accounts(recorder, limits, lambda: datetime.now(UTC))
-    reference = Reference(store, hub.desire)
+    reference = Reference(store, hub.desire, hub.drain)
     dispatcher = Dispatcher(
         hub,
         settings.timings,

@@ -24,19 +24,29 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 async def read(request: Request, kind: type[Body]) -> Body:
     """Raises Refusal."""
+    return _validated(await read_object(request), kind)
+
+
+async def read_or_default(request: Request, kind: type[Body]) -> Body:
+    """No body at all is an empty one. Raises Refusal."""
+    body = await _read(request)
+    return _validated(parse_object(body) if body.strip() else {}, kind)
+
+
+def _validated(value: dict[str, Any], kind: type[Body]) -> Body:
     try:
-        return kind.model_validate(await read_object(request))
+        return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Refusal(invalid_request(f"{where}: {first['msg']}" if where else first["msg"], where or None)) from None
 
 
-def described(kind: type[BaseModel]) -> dict[str, Any]:
+def described(kind: type[BaseModel], required: bool = True) -> dict[str, Any]:
     """The body of a route that uses `read`, for OpenAPI: without references, which would point nowhere there."""
     schema = kind.model_json_schema()
     whole = _inlined(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": whole}}}}
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:

@@ -89,6 +89,7 @@ def provider_json(
         "reserve": _reserve(view, tables),
         "stats": view.stats.model_dump(),
         "slots": [slot.model_dump() for slot in view.slots.values()],
+        "drain_ordered": view.drain_ordered,
         "requests_held": len(view.holds) + len(view.counted),
         "parked": sum(slot.parked for slot in view.slots.values()),
         "models": [_model(view, ad, now_s, tables, reasons[ad.id]) for ad in view.models.values()],

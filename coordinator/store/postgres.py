@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from coordinator.errors import BadConfiguration, StoreDown
-from coordinator.store import desired, report
+from coordinator.store import desired, drains, report
 from coordinator.store.records import (
     UNLIMITED,
     Desired,
@@ -129,6 +129,19 @@ class Store:
         """That list with its revision: the next, or the same again when nothing has changed."""
         async with self._transaction() as connection:
             return await desired.replace(connection, models, token_id, now)
+
+    async def drains(self) -> frozenset[str]:
+        """The ids of the providers that operators have ordered to drain."""
+        async with self._transaction() as connection:
+            return await drains.ordered(connection)
+
+    async def order_drain(self, provider_id: str, drain: bool, token_id: int, now: datetime) -> None:
+        """Or, without `drain`, its end. Idempotent."""
+        async with self._transaction() as connection:
+            if drain:
+                await drains.order(connection, provider_id, token_id, now)
+            else:
+                await drains.take_back(connection, provider_id)
 
     async def usage(self, since: datetime, until: datetime, by: Collection[Grouping]) -> list[UsageSum]:
         """Of the jobs that ended in [since, until), in the order of day, key and model."""

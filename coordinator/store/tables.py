@@ -144,3 +144,13 @@ class DesiredPoolRow(Base):
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     providers: Mapped[str] = mapped_column(primary_key=True)
     min_warm: Mapped[int]
+
+
+class DrainRow(Base):
+    """A provider that gets no more requests until the row is gone."""
+
+    __tablename__ = "drains"
+
+    provider_id: Mapped[str] = mapped_column(primary_key=True)
+    token_id: Mapped[int] = mapped_column(BigInteger)
+    ordered_at: Mapped[datetime]

@@ -175,7 +175,7 @@ async def coordinator(
 
 async def _tokens(database: str, emptied: str) -> tuple[str, str, str]:
     with psycopg.connect(plain(database)) as connection:
-        connection.execute(f"truncate tokens, usage, providers{emptied} cascade")  # type: ignore[arg-type]
+        connection.execute(f"truncate tokens, usage, providers, drains{emptied} cascade")  # type: ignore[arg-type]
     secrets = (new_secret(), new_secret(), new_secret())
     store = Store(database)
     for kind, secret in zip((TokenKind.API, TokenKind.ADMIN, TokenKind.PROVIDER), secrets, strict=True):

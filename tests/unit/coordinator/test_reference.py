@@ -16,6 +16,7 @@ class Source:
         self.tables = TABLES
         self.listed: DesiredList | None = None
         self.error: Exception | None = None
+        self.draining: frozenset[str] = frozenset()
         self.reads = 0
 
     async def memory_tables(self) -> MemoryTables:
@@ -26,6 +27,11 @@ class Source:
 
     async def desired(self) -> DesiredList | None:
         return self.listed
+
+    async def drains(self) -> frozenset[str]:
+        draining = self.draining
+        await asyncio.sleep(0)
+        return draining
 
 
 def test_what_was_read_last_stays_while_the_store_is_away() -> None:
@@ -72,5 +78,25 @@ def test_reading_goes_on_after_any_failure(error: Exception) -> None:
         running.cancel()
         await asyncio.wait({running})
         assert running.cancelled()
+
+    asyncio.run(scene())
+
+
+def test_an_order_to_drain_is_not_undone_by_a_reading_that_began_before_it() -> None:
+    source, told = Source(), list[frozenset[str]]()
+    reference = Reference(source, lambda _: None, told.append)
+
+    async def scene() -> None:
+        reading = asyncio.create_task(reference.read())
+        while not source.reads:
+            await asyncio.sleep(0)
+        source.draining = frozenset({"a"})
+        reference.drained("a", True)
+        await reading
+        assert told == [frozenset({"a"})]
+        await reference.read()
+        reference.drained("b", True)
+        reference.drained("a", False)
+        assert told[1:] == [frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})]
 
     asyncio.run(scene())
