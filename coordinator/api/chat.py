@@ -21,7 +21,13 @@ from provider.api.wire import invalid_request
 
 router = APIRouter()
 Caller = Annotated[Token, Depends(requires(TokenKind.API))]
-BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+SHAPE = {
+    "type": "object",
+    "description": "As the provider takes it: its own document, and docs/api.md, say more.",
+    "properties": {"model": {"type": "string", "minLength": 1}, "stream": {"type": ["boolean", "null"]}},
+    "required": ["model"],
+}
+BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": SHAPE}}}}
 
 
 @router.post("/v1/chat/completions", name="create_chat_completion", openapi_extra=BODY)

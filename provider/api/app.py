@@ -8,9 +8,7 @@ from random import Random, SystemRandom
 from typing import Any, Literal, Protocol, cast
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +19,7 @@ from provider.api.body import json_object
 from provider.api.events import COUNT_TOKENS, MESSAGES, MODELS, RESPONSES, form_path
 from provider.api.messages_body import CountBody, MessagesBody
 from provider.api.model_list import ListedModel, model_list, model_object
+from provider.api.openapi import SCHEMA_REF, document
 from provider.api.request_id import RequestIds
 from provider.api.requests import ChatBody, CompletionBody
 from provider.api.responses_body import ResponsesBody
@@ -34,7 +33,6 @@ from provider.generation import ServedModel, Serving
 Health = Literal["ok", "starting", "stalled", "draining"]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
-SCHEMA_REF = "#/components/schemas/{model}"
 GENERATION: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("create_chat_completion", ChatBody),
     "/v1/completions": ("create_completion", CompletionBody),
@@ -80,7 +78,7 @@ def create_app(
     add_settings(app, status)
     _add_errors(app)
     _add_gates(app, access, drawn)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = lambda: _openapi(app, bool(access.keys))  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 
@@ -179,12 +177,8 @@ def _takes(shape: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, keyed: bool) -> dict[str, Any]:
     """The bodies are read by hand, so their shapes are added by hand."""
     if app.openapi_schema is None:
-        bodies = [shape for _, shape in GENERATION.values()]
-        shapes = models_json_schema([(one, "validation") for one in bodies], ref_template=SCHEMA_REF)[1]["$defs"]
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(shapes)
-        app.openapi_schema = document
+        app.openapi_schema = document(app, [shape for _, shape in GENERATION.values()], keyed)
     return app.openapi_schema
