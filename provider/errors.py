@@ -8,7 +8,8 @@ DarkbloomError
 │   ├── SelfTestFailed   it loads, and computes nonsense on this machine
 │   └── ExactUnavailable exact mode is on, and cannot be guaranteed for it here
 ├── HeadInvalid          a prediction head that cannot be used; the model is served without it
-├── GrammarError         a grammar or schema that cannot be used; the message says why
+├── GrammarError         a grammar that cannot be used; the message says why
+├── SchemaRefused        a JSON schema that no answer can be held to
 ├── WorkerError          a worker process that could not be started or has ended
 └── RequestFailed        one request that ends in a typed error; carries the Failure sent to the client
 """
@@ -61,6 +62,15 @@ class HeadInvalid(DarkbloomError):
 
 class GrammarError(DarkbloomError):
     """Says why, without the grammar."""
+
+
+class SchemaRefused(DarkbloomError):
+    """`place`: of the part that is wrong, as in a request's body."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
 
 
 class WorkerError(DarkbloomError):

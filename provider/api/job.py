@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from provider.api.answer_form import Form, grammar_of_answer
 from provider.api.chat import ChatTranslation
 from provider.api.completions import CompletionsTranslation
 from provider.api.conversation import turns_of
 from provider.api.encoding import encode_within
+from provider.api.forms import chat_form
 from provider.api.prompt import ChatPrompt, chat_prompt
 from provider.api.question import Question
 from provider.api.requests import (
@@ -62,6 +64,7 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
     tools = (body.get("tools") or []) if chat.tool_choice != "none" else []
     question = Question(turns_of(body["messages"]), "messages", tools, chat.template_kwargs)
     prompt = asked(question, origin)
+    grammar = grammar_of(chat_form(body, chat), prompt, chat, origin)
     translation = ChatTranslation(
         origin.envelope("chatcmpl-"),
         Tally(len(prompt.token_ids)),
@@ -71,7 +74,7 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
         new_call_id=lambda: new_id("call_", origin.random),
         decode=origin.model.tokenizer.decode,
     )
-    return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation)
+    return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation, grammar=grammar)
 
 
 def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
@@ -113,6 +116,15 @@ def asked(question: Question, origin: Origin) -> ChatPrompt:
     return prompt
 
 
+def grammar_of(form: Form, prompt: ChatPrompt, body: GenerationBody, origin: Origin) -> str | None:
+    """Raises RequestFailed for a form that no answer can be held to."""
+    grammar = grammar_of_answer(form, prompt, origin.model.tokenizer.chat_template)
+    if grammar is not None and body.ignore_eos:
+        message = "ignore_eos: an answer whose form is asked for ends with its form."
+        raise RequestFailed(invalid_request(message, "ignore_eos"))
+    return grammar
+
+
 def job_of(
     body: GenerationBody,
     origin: Origin,
@@ -120,10 +132,11 @@ def job_of(
     limit: int | None,
     translation: Translation,
     default_limit: int | None = None,
+    grammar: str | None = None,
 ) -> Job:
     """One sequence for each choice of each prompt, at most `limit` tokens long."""
     tokenizer = origin.model.tokenizer
-    sampling = _sampling(body, origin)
+    sampling = _sampling(body, origin, grammar)
     stop_token_ids = [] if body.ignore_eos else sorted(tokenizer.eos_token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
     requests = [
@@ -167,7 +180,7 @@ def _check_prompt(token_ids: Sequence[int], param: str, model: ServedModel) -> N
         raise RequestFailed(invalid_request(message, param))
 
 
-def _sampling(body: GenerationBody, origin: Origin) -> Callable[[int], Sampling]:
+def _sampling(body: GenerationBody, origin: Origin, grammar: str | None) -> Callable[[int], Sampling]:
     """The sampling of the choice with the given index."""
     seed = origin.random.getrandbits(_SEED_BITS) if body.seed is None else body.seed % 2**_SEED_BITS
     logit_bias = _logit_bias(body.logit_bias or {}, origin.model.vocab_size)
@@ -184,6 +197,8 @@ def _sampling(body: GenerationBody, origin: Origin) -> Callable[[int], Sampling]
             presence_penalty=_given(body.presence_penalty, 0.0),
             frequency_penalty=_given(body.frequency_penalty, 0.0),
             logit_bias=logit_bias,
+            grammar=grammar,
+            logprobs=body.logprobs_asked,
         )
 
     return of

@@ -5,7 +5,8 @@ from typing import Any
 
 from provider.api import messages_body, responses_body
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
-from provider.api.job import Job, Origin, asked, chat_job, completions_job, job_of, new_id
+from provider.api.forms import messages_form, responses_form
+from provider.api.job import Job, Origin, asked, chat_job, completions_job, grammar_of, job_of, new_id
 from provider.api.messages import CountTranslation, MessagesTranslation
 from provider.api.messages_body import CountBody, MessagesBody
 from provider.api.output import OutputParser
@@ -25,9 +26,10 @@ def messages_job(body: Body, origin: Origin) -> Job:
     parsed = parse(MessagesBody, body)
     question = messages_body.question_of(body, parsed)
     prompt = asked(question, origin)
+    grammar = grammar_of(messages_form(body, parsed), prompt, parsed, origin)
     utterance = _utterance(parsed, question, prompt, origin, "toolu_")
     translation = MessagesTranslation(origin.envelope("msg_"), Tally(len(prompt.token_ids)), utterance)
-    return job_of(parsed, origin, [prompt.token_ids], parsed.max_tokens, translation)
+    return job_of(parsed, origin, [prompt.token_ids], parsed.max_tokens, translation, grammar=grammar)
 
 
 def count_job(body: Body, origin: Origin) -> Job:
@@ -43,6 +45,7 @@ def responses_job(body: Body, origin: Origin) -> Job:
     parsed = parse(ResponsesBody, body)
     question = responses_body.question_of(body, parsed)
     prompt = asked(question, origin)
+    grammar = grammar_of(responses_form(body, parsed), prompt, parsed, origin)
     translation = ResponsesTranslation(
         origin.envelope("resp_"),
         Tally(len(prompt.token_ids)),
@@ -50,7 +53,7 @@ def responses_job(body: Body, origin: Origin) -> Job:
         responses_body.echo_of(body, parsed),
         lambda prefix: new_id(prefix, origin.random),
     )
-    return job_of(parsed, origin, [prompt.token_ids], parsed.max_output_tokens, translation)
+    return job_of(parsed, origin, [prompt.token_ids], parsed.max_output_tokens, translation, grammar=grammar)
 
 
 def _utterance(

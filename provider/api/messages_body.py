@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from provider.api.conversation import Message, Turn, refuse, text_of
 from provider.api.question import Question, function_tool
 from provider.api.requests import MAX_STOPS, MAX_TOKENS, GenerationBody, Listed, Shape, StopString, must_be, refused
+from provider.api.response_format import OutputFormat
 
 Json = Any
 """A decoded JSON value."""
@@ -31,10 +32,23 @@ class AnthropicTool(Shape):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 class AnthropicToolChoice(Shape):
     type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _tool_is_named(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise refused("tool_choice.name", 'is required with type "tool", and allowed with no other')
+        return self
+
+
+class OutputConfig(Shape):
+    format: OutputFormat | None = None
 
 
 class Thinking(Shape):
@@ -53,8 +67,8 @@ class CountBody(GenerationBody):
     thinking: Thinking | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     metadata: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
-    output_format: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -64,15 +78,10 @@ class CountBody(GenerationBody):
                 raise refused(name, "is not supported")
         return body
 
-    @model_validator(mode="after")
-    def _refuse_what_is_not_supported(self) -> Self:
-        if self.tool_choice is not None and self.tool_choice.type not in ("auto", "none"):
-            raise refused("tool_choice", 'must be of type "auto" or "none": nothing else is supported')
-        if self.output_format is not None:
-            raise refused("output_format", "is not supported")
-        if (self.output_config or {}).get("format") is not None:
-            raise refused("output_config.format", "is not supported")
-        return self
+    @property
+    def format_asked(self) -> OutputFormat | None:
+        """`output_format` is the older name."""
+        return self.output_format or (None if self.output_config is None else self.output_config.format)
 
     @property
     def stops(self) -> list[str]:

@@ -29,7 +29,7 @@ Json = Any
 """A decoded JSON value; only its user-supplied strings are looked at."""
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
-THINK_OPEN = "<think>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 MAX_SEARCHED = 1000
 """Among more messages than this, the one that cannot be rendered is not looked for: every look is a rendering."""
 
@@ -47,10 +47,12 @@ _TEMPLATE_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """`thinking` says that the prompt ends inside a think block, so that the answer begins in it."""
+    """`thinking` says that the prompt ends inside a think block, so that the answer begins in it; `may_think`, that the
+    answer may begin one of its own."""
 
     token_ids: list[int]
     thinking: bool
+    may_think: bool = False
 
 
 def chat_prompt(
@@ -92,7 +94,9 @@ def chat_prompt(
         place = _unreadable(render, said, messages)
         message = f"{place}: the chat template cannot render this message: {error}"
         raise RequestFailed(invalid_request(message, place, "chat_template_error")) from error
-    return ChatPrompt(mask.encode(tokenizer, text, n_ctx), thinking=text.rstrip().endswith(THINK_OPEN))
+    end = text.rstrip()
+    may_think = THINK_OPEN in tokenizer.chat_template and not end.endswith((THINK_OPEN, THINK_CLOSE))
+    return ChatPrompt(mask.encode(tokenizer, text, n_ctx), end.endswith(THINK_OPEN), may_think)
 
 
 def _template_kwargs(kwargs: Mapping[str, Json]) -> dict[str, Json]:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from provider.api.response_format import ResponseFormat
 from provider.api.wire import Failure, invalid_request
 from provider.errors import RequestFailed
 
@@ -29,6 +30,10 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
 """As OpenAI's `n`."""
+
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5
+"""Both as OpenAI's."""
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has none."""
@@ -147,6 +152,11 @@ class GenerationBody(Shape):
         return 1
 
     @property
+    def logprobs_asked(self) -> int | None:
+        """How many of the likeliest tokens are told beside each; None: no probabilities."""
+        return None
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of its own for the usage."""
         return False
@@ -182,6 +192,7 @@ class ToolFunction(Shape):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Shape):
@@ -189,6 +200,21 @@ class Tool(Shape):
 
     type: Literal["function"]
     function: ToolFunction
+
+
+class NamedFunction(Shape):
+    name: str
+
+
+class NamedTool(Shape):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ChosenTool = Annotated[
+    Literal["auto", "none", "required"] | NamedTool,
+    must_be('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'),
+]
 
 
 class CalledFunction(Shape):
@@ -216,10 +242,11 @@ class ChatBody(ChoicesBody):
     messages: Listed[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: Listed[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    tool_choice: ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     reasoning_effort: Effort | None = None
     user: str | None = None
     metadata: Metadata | None = None
@@ -228,15 +255,13 @@ class ChatBody(ChoicesBody):
 
     @model_validator(mode="after")
     def _refuse_what_is_not_supported(self) -> Self:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise refused("tool_choice", 'must be "auto" or "none": nothing else is supported')
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise refused("response_format", 'must be {"type": "text"}: nothing else is supported')
-        if self.logprobs:
-            raise refused("logprobs", "is not supported")
-        if self.top_logprobs is not None:
-            raise refused("top_logprobs", "is not supported")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "is allowed only with `logprobs: true`")
         return self
+
+    @property
+    def logprobs_asked(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
@@ -253,7 +278,7 @@ class CompletionBody(ChoicesBody):
     prompt: Prompt
     best_of: int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     suffix: str | None = None
     user: str | None = None
 
@@ -263,11 +288,13 @@ class CompletionBody(ChoicesBody):
             raise refused("best_of", "is not supported")
         if self.echo:
             raise refused("echo", "is not supported")
-        if self.logprobs is not None:
-            raise refused("logprobs", "is not supported")
         if self.suffix:
             raise refused("suffix", "is not supported")
         return self
+
+    @property
+    def logprobs_asked(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:

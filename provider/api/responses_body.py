@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -10,6 +10,7 @@ from provider.api.conversation import Message, Turn, arguments_of, refuse, text_
 from provider.api.question import Question, function_tool
 from provider.api.requests import (
     MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
     Effort,
     GenerationBody,
     Listed,
@@ -21,12 +22,13 @@ from provider.api.requests import (
     refused,
     stops_of,
 )
+from provider.api.response_format import TextFormat
 
 Json = Any
 """A decoded JSON value."""
 
-UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "background", "top_logprobs")
-"""What needs a server that stores answers, or an engine that tells probabilities."""
+UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "background")
+"""What needs a server that stores answers."""
 LOGPROBS = "message.output_text.logprobs"
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -39,12 +41,23 @@ class FunctionTool(Shape):
     strict: bool | None = None
 
 
+class FlatNamedTool(Shape):
+    type: Literal["function"]
+    name: str
+
+
+ChosenTool = Annotated[
+    Literal["auto", "none", "required"] | FlatNamedTool,
+    must_be('"auto", "none", "required" or {"type": "function", "name": ...}'),
+]
+
+
 class ReasoningOptions(Shape):
     effort: Effort | None = None
 
 
 class TextOptions(Shape):
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
 
 
 class ResponsesBody(GenerationBody):
@@ -54,7 +67,7 @@ class ResponsesBody(GenerationBody):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: Listed[FunctionTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -65,6 +78,7 @@ class ResponsesBody(GenerationBody):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     include: Listed[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @model_validator(mode="before")
     @classmethod
@@ -74,15 +88,10 @@ class ResponsesBody(GenerationBody):
                 raise refused(name, "is not supported")
         return body
 
-    @model_validator(mode="after")
-    def _refuse_what_is_not_supported(self) -> Self:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise refused("tool_choice", 'must be "auto" or "none": nothing else is supported')
-        if self.text is not None and (self.text.format or {}).get("type", "text") != "text":
-            raise refused("text.format", 'must be {"type": "text"}: nothing else is supported')
-        if LOGPROBS in (self.include or []):
-            raise refused("include", f"{LOGPROBS} is not supported")
-        return self
+    @property
+    def logprobs_asked(self) -> int | None:
+        """As OpenAI has it, `top_logprobs` alone asks for none."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or []) else None
 
     @property
     def stops(self) -> list[str]:
@@ -237,8 +246,8 @@ def echo_of(body: Mapping[str, Json], parsed: ResponsesBody) -> dict[str, Json]:
         "reasoning": {"effort": parsed.effort, "summary": None},
         "store": False,
         "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": parsed.tool_choice or "auto",
+        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
         "tools": tools,
         "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         "truncation": "disabled",

@@ -7,7 +7,15 @@ from llguidance import LLMatcher, LLTokenizer
 from provider.errors import GrammarError
 from provider.grammar.limits import parser_limits
 
+KEPT = 64
+"""Grammars that have passed: an agent asks for the same one again and again."""
+_REWORDED = {
+    "Unimplemented keys:": "it uses what is not supported:",
+    "oneOf constraints": "oneOf is supported only where its alternatives exclude one another",
+}
 
+
+@lru_cache(KEPT)
 def check(grammar: str) -> None:
     """Raises GrammarError for what no model could follow; needs none."""
     checked(LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits()))
@@ -27,7 +35,11 @@ def _reason(matcher: LLMatcher) -> str:
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         return "nothing satisfies it"
-    return " ".join(error.partition("\n<")[0].partition("\n1 |")[0].split())
+    said = " ".join(error.partition("\n<")[0].partition("\n1 |")[0].split())
+    for theirs, ours in _REWORDED.items():
+        if said.startswith(theirs):
+            return said.replace(theirs, ours) if theirs.endswith(":") else ours
+    return said
 
 
 @lru_cache(1)

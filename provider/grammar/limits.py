@@ -6,7 +6,13 @@ What the figures come to: docs/decisions/0016-structured-output.md.
 from llguidance import LLParserLimits
 
 MAX_GRAMMAR_BYTES = 512 * 2**10
-"""Of a grammar as it is sent to a worker; the bounds of schemas are in provider.grammar.json_schema."""
+"""Of a grammar as it is sent to a worker."""
+MAX_SCHEMAS = 3_000
+"""Within one another. The time they take grows with the square of an object's optional properties."""
+MAX_PROPERTIES = 1_000
+"""Of one object."""
+MAX_DEPTH = 40
+"""Of schemas within one another; llguidance reads no JSON that is nested deeper than 128."""
 
 
 def parser_limits() -> LLParserLimits:
@@ -16,6 +22,7 @@ def parser_limits() -> LLParserLimits:
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
+        max_items_in_row=8_000,
         max_lexer_states=25_000,
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -65,20 +65,29 @@ def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "param"),
     [
-        {"logprobs": True},
-        {"top_logprobs": 2},
-        {"response_format": {"type": "json_object"}},
-        {"tool_choice": "required"},
-        {"max_completion_tokens": 0},
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "response_format.json_schema.name",
+        ),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ],
 )
-def test_a_chat_refuses_what_it_does_not_support_by_name(fields: dict[str, Any]) -> None:
-    assert refusal(chat, **fields).param == next(iter(fields))
+def test_a_chat_refuses_what_it_does_not_support_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refusal(chat, **fields).param == param
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 2}, {"echo": True}, {"logprobs": 0}, {"suffix": "x"}])
+@pytest.mark.parametrize("fields", [{"best_of": 2}, {"echo": True}, {"logprobs": 6}, {"suffix": "x"}])
 def test_a_completion_refuses_what_it_does_not_support_by_name(fields: dict[str, Any]) -> None:
     assert refusal(completion, **fields).param == next(iter(fields))
 

@@ -1,0 +1,134 @@
+"""What form the answer of a chat has to have, whichever API asks: a value of a schema, calls of tools, or both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from provider.api.parameter_types import is_text, types_of
+from provider.api.prompt import ChatPrompt
+from provider.api.wire import invalid_request
+from provider.errors import RequestFailed, SchemaRefused
+from provider.grammar.answer import Calls, Thinking, answer_grammar
+from provider.grammar.json_schema import Schema, usable
+from provider.grammar.rules import Rules
+from provider.grammar.tool_rules import Markup, ToolSchema, call_rule
+
+Json = Any
+"""A decoded JSON value."""
+
+
+class Choice(Enum):
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`name`: that tool, once. `several`: more than one call in an answer; `place`: of the choice in the request."""
+
+    choice: Choice = Choice.AUTO
+    name: str | None = None
+    several: bool = True
+    place: str = "tool_choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool as the request has it. `strict`: its arguments have to fit its schema, whoever calls it."""
+
+    name: str
+    parameters: Json
+    strict: bool
+    name_place: str
+    parameters_place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`schema` None: no value is asked for; `place`: of the schema."""
+
+    schema: Json = None
+    place: str = ""
+    tools: Sequence[Offered] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+
+
+def grammar_of_answer(form: Form, prompt: ChatPrompt, template: str | None) -> str | None:
+    """None where anything may be said. Raises RequestFailed (400) naming what cannot be held to."""
+    try:
+        value = None if form.schema is None else usable(form.schema, form.place)
+        calls = _calls(form, value, Markup.XML if "<function=" in (template or "") else Markup.JSON)
+        if value is None and calls is None:
+            return None
+        only_calls = form.choice.choice is Choice.REQUIRED
+        place = form.place if value is not None and not only_calls else "tools"
+        return answer_grammar(_thinking(prompt), None if only_calls else value, calls, place)
+    except SchemaRefused as error:
+        raise RequestFailed(invalid_request(str(error), error.place, "invalid_schema")) from None
+
+
+def _thinking(prompt: ChatPrompt) -> Thinking:
+    if prompt.thinking:
+        return Thinking.BEGUN
+    return Thinking.OFFERED if prompt.may_think else Thinking.DONE
+
+
+def _calls(form: Form, value: Schema | None, markup: Markup) -> Calls | None:
+    choice = form.choice
+    match choice.choice:
+        case Choice.NONE:
+            return None
+        case Choice.REQUIRED:
+            tools = [_tool(tool, markup, lenient=False) for tool in _chosen(form)]
+            return Calls(tools, markup, choice.several and choice.name is None, talk=False)
+        case Choice.AUTO:
+            guided = value is not None or not choice.several or any(tool.strict for tool in form.tools)
+            if not form.tools or not guided:
+                return None
+            tools = [_tool(tool, markup, lenient=not tool.strict) for tool in form.tools]
+            return Calls(tools, markup, choice.several, talk=value is None)
+
+
+def _chosen(form: Form) -> Sequence[Offered]:
+    choice = form.choice
+    if not form.tools:
+        raise SchemaRefused(choice.place, "a tool has to be called, and `tools` names none")
+    if choice.name is None:
+        return form.tools
+    named = [tool for tool in form.tools if tool.name == choice.name]
+    if not named:
+        raise SchemaRefused(choice.place, f"there is no tool {choice.name!r} in `tools`")
+    return named[:1]
+
+
+def _tool(tool: Offered, markup: Markup, lenient: bool) -> ToolSchema:
+    """`lenient`: where a schema cannot be held to, anything goes, as without a grammar."""
+    try:
+        said = _schema_of(tool)
+        call_rule(Rules(), said, markup)
+    except SchemaRefused:
+        if not lenient:
+            raise
+        return ToolSchema(tool.name, None, frozenset(), tool.name_place, tool.parameters_place)
+    return said
+
+
+def _schema_of(tool: Offered) -> ToolSchema:
+    parameters = _object_schema(tool.parameters, tool.parameters_place)
+    texts = frozenset(name for name in _properties(parameters) if is_text(types_of(name, parameters)))
+    return ToolSchema(tool.name, parameters, texts, tool.name_place, tool.parameters_place)
+
+
+def _object_schema(parameters: Json, place: str) -> Schema:
+    """Left out: the tool takes none."""
+    schema = {"properties": {}} if parameters is None else parameters
+    if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
+        raise SchemaRefused(f"{place}.type", 'arguments are an object: it must be "object"')
+    return usable({"type": "object", **schema} if isinstance(schema, dict) else schema, place)
+
+
+def _properties(schema: Schema) -> Mapping[str, Json]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
