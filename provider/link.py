@@ -129,7 +129,7 @@ class Link:
                 log.error("link_refused reason=%s", refused)
                 raise
             finally:
-                self.state.connected = False
+                self.state.connected, self.state.routability = False, {}
                 self.deliveries.suspend()
             if clock() - began >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S

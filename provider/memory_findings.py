@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from provider.findings import Finding, Status
 from provider.fit_findings import fit_findings
 from provider.fitness import FitReport, MachineFacts
+from provider.fleet_findings import judge_links
 from provider.memory.caps import GIB
 from provider.memory.fit import Fit
 from provider.models.commands import readable_bytes
 from provider.programs import Program
-from provider.running import LoadError, Running, Unroutable
+from provider.running import LoadError, Running
 from provider.system_memory import MemoryKind, Pressure, SystemMemory
 
 USEFUL_BYTES = 8 * GIB
@@ -98,30 +99,13 @@ def judge_running(running: Running | None, now_s: float) -> list[Finding]:
         fix = "Look at its log; restart it if it hangs. Memory is judged here as if it were not running."
         return [Finding("provider state", Status.WARN, message, fix)]
     found = [] if running.load_error is None else [_judge_load_error(running.load_error, now_s)]
-    return [*found, *map(_judge_unroutable, running.unroutable)]
+    return [*found, *judge_links(running.links)]
 
 
 def _judge_load_error(error: LoadError, now_s: float) -> Finding:
     when = "" if error.at is None else f" ({_ago(now_s - error.at)})"
     message = f"The last load that failed{when} was of {error.model}: {error.message}"
     return Finding("last load", Status.WARN, message, f"See whether {error.model} fits, above; the log says more.")
-
-
-def _judge_unroutable(one: Unroutable) -> Finding:
-    detail = f" ({one.detail})" if one.detail else ""
-    message = f"{one.url} sends no requests for {one.model}: {one.reason}{detail}."
-    return Finding("routable", Status.WARN, message, ROUTABLE_FIXES.get(one.reason, ROUTABLE_FIX))
-
-
-ROUTABLE_FIX = "`GET /v1/fleet` on the coordinator says more."
-ROUTABLE_FIXES = {
-    "memory_cap": "Free memory here, or serve a smaller model: see whether it fits, above.",
-    "no_kv_budget": "Restart the provider with more memory free, or serve fewer models.",
-    "provider_draining": "Nothing needs doing: the provider takes no new requests because it is ending.",
-    "provider_suspect": "Look at the network between the two: heartbeats come late.",
-    "slot_failed": "The provider's log says why its worker keeps ending; restart it once that is mended.",
-    "capacity_cooldown": "Nothing needs doing: it is tried again shortly. More memory for keys and values helps.",
-}
 
 
 def _ago(seconds: float) -> str:

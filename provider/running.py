@@ -30,6 +30,18 @@ class Unroutable:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """One coordinator. `reason`: why it is not connected, where that is told. What it has said of models counts while
+    it is."""
+
+    url: str
+    connected: bool
+    reason: str
+    routable: tuple[str, ...] = ()
+    unroutable: tuple[Unroutable, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """`advertised` None: it has not said yet. `resident`: weight bytes of loaded models, `idle` those without work."""
@@ -43,7 +55,7 @@ class Running:
     resident: Mapping[str, int] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     load_error: LoadError | None = None
-    unroutable: tuple[Unroutable, ...] = ()
+    links: tuple[Linked, ...] = ()
 
     @property
     def fresh(self) -> bool:
@@ -76,7 +88,7 @@ def running_of(state: DaemonState, age_s: float) -> Running:
         resident=resident,
         idle=frozenset(resident) & _idle_models(details.get("slots")),
         load_error=_load_error(_mapping(details.get("last_load_error"))),
-        unroutable=tuple(_unroutable(details.get("coordinators"))),
+        links=tuple(_linked(link) for link in _mappings(details.get("coordinators")) if link.get("url")),
     )
 
 
@@ -92,13 +104,20 @@ def _load_error(told: Mapping[str, Any]) -> LoadError | None:
     return LoadError(str(told.get("model", "a model")), str(told.get("message", "no reason told")), moment)
 
 
-def _unroutable(coordinators: Any) -> list[Unroutable]:
-    return [
-        Unroutable(str(link.get("url", "")), model, str(told.get("reason")), str(told.get("detail") or ""))
-        for link in _mappings(coordinators)
-        for model, told in _mapping(link.get("routability")).items()
-        if isinstance(told, Mapping) and told.get("routable") is False
-    ]
+def _linked(link: Mapping[str, Any]) -> Linked:
+    url, told = str(link.get("url", "")), _mapping(link.get("routability"))
+    said = {model: one for model, one in told.items() if isinstance(one, Mapping)}
+    return Linked(
+        url=url,
+        connected=link.get("connected") is not False,
+        reason=str(link.get("reason") or ""),
+        routable=tuple(model for model, one in said.items() if one.get("routable") is True),
+        unroutable=tuple(
+            Unroutable(url, model, str(one.get("reason")), str(one.get("detail") or ""))
+            for model, one in said.items()
+            if one.get("routable") is False
+        ),
+    )
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

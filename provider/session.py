@@ -136,8 +136,10 @@ class Session:
             case Cancel():
                 return [Abandon(message.request_id)]
             case Routability():
-                self.routability = dict(message.models)
+                former, self.routability = self.routability, dict(message.models)
                 for model, told in message.models.items():
+                    if told == former.get(model):
+                        continue
                     log.info("routability model=%s routable=%s reason=%s", model, told.routable, told.reason)
                 return []
             case Ack():

@@ -48,6 +48,8 @@ __all__ = ["postgres"]
 OTHER = "other"
 BOTH = [advert(), advert(OTHER)]
 
+NO_WORK = ("ack", "routability")
+
 
 def error_of(response: httpx.Response) -> tuple[int, str]:
     error = response.json()["error"]
@@ -366,7 +368,7 @@ def test_a_bad_reading_refuses_loads_and_leaves_the_provider_alone(postgres: str
                 assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
                 got = await client.post("/v1/chat/completions", json=chat(model=OTHER))
                 assert error_of(got) == (503, "memory_cap")
-            assert [each.type for each in played.heard] == ["inference_request"]
+            assert [each.type for each in played.heard if each.type not in NO_WORK] == ["inference_request"]
 
     asyncio.run(scene())
 

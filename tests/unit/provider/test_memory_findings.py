@@ -5,12 +5,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from coordinator.routing import Reason
 from provider.findings import Finding, Status
 from provider.fitness import Candidate, MachineFacts, judge_fit
 from provider.memory.caps import GIB
 from provider.memory_findings import (
-    ROUTABLE_FIXES,
     MemoryFacts,
     judge_file_cache,
     judge_machine,
@@ -19,7 +17,7 @@ from provider.memory_findings import (
     judge_running,
 )
 from provider.programs import Program, largest_programs
-from provider.running import LoadError, Running, Unroutable
+from provider.running import LoadError, Running
 from provider.system_memory import Pressure, SystemMemory
 
 MEMORY = SystemMemory(
@@ -141,19 +139,6 @@ def test_the_last_load_that_failed_is_told(at: float | None, when: str) -> None:
 
     assert (found.name, found.status) == ("last load", Status.WARN)
     assert found.message == f"The last load that failed{when} was of m: m needs 9 GiB"
-
-
-@pytest.mark.parametrize("reason", ["memory_cap", "a_reason_of_a_newer_coordinator"])
-def test_a_coordinator_that_sends_nothing_is_told_with_its_reason(reason: str) -> None:
-    (found,) = judge_running(replace(RUNNING, unroutable=(Unroutable("ws://c", "m", reason, "9 GiB"),)), 0.0)
-
-    assert (found.name, found.status) == ("routable", Status.WARN)
-    assert found.message == f"ws://c sends no requests for m: {reason} (9 GiB)."
-    assert found.fix
-
-
-def test_every_fix_is_for_a_reason_that_a_coordinator_gives() -> None:
-    assert ROUTABLE_FIXES.keys() <= {one.value for one in Reason}
 
 
 def test_neither_this_process_nor_the_provider_and_its_children_are_other_programs() -> None:

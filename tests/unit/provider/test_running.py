@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provider.running import FRESH_S, LoadError, Running, Unroutable, read_running, running_of
+from provider.running import FRESH_S, Linked, LoadError, Running, Unroutable, read_running, running_of
 from provider.state import DaemonState, path_in, write_state
 
 DETAILS: dict[str, Any] = {
@@ -22,6 +22,7 @@ DETAILS: dict[str, Any] = {
                 "c": {"routable": False, "reason": "memory_cap", "detail": "9 GiB"},
             },
         },
+        {"url": "ws://away", "connected": False, "reason": "connection lost", "routability": {}},
         {"url": "ws://two", "routability": {"b": {"routable": False, "reason": "no_kv_budget", "detail": None}}},
     ],
 }
@@ -42,9 +43,10 @@ def test_everything_that_is_told_is_taken() -> None:
         resident={"a": 400, "b": 200},
         idle=frozenset({"a"}),
         load_error=LoadError("c", "c needs 9 GiB", 1000.5),
-        unroutable=(
-            Unroutable("ws://one", "c", "memory_cap", "9 GiB"),
-            Unroutable("ws://two", "b", "no_kv_budget", ""),
+        links=(
+            Linked("ws://one", True, "", ("a",), (Unroutable("ws://one", "c", "memory_cap", "9 GiB"),)),
+            Linked("ws://away", False, "connection lost"),
+            Linked("ws://two", True, "", (), (Unroutable("ws://two", "b", "no_kv_budget", ""),)),
         ),
     )
 
@@ -64,11 +66,15 @@ def test_not_reported_and_none_stay_two_things(told: list[str] | None, taken: tu
         {"memory": [], "resident": [1], "slots": {}, "coordinators": {}, "last_load_error": "x"},
         {"memory": {"active_bytes": -1, "cache_bytes": "many", "activation_reserve_bytes": None}},
         {"resident": {"a": -4, "b": None, "c": True}, "slots": [3, {"state": "idle"}], "coordinators": [3, {}]},
-        {"coordinators": [{"url": "ws://x", "routability": {"a": None, "b": {"reason": "x"}}}]},
     ],
 )
 def test_what_is_missing_or_strange_is_as_if_untold(details: Any) -> None:
     assert running(details) == Running(pid=7, age_s=2.0, advertised=None)
+
+
+@pytest.mark.parametrize("told", [None, [], 3, {"a": None, "b": {"reason": "x"}, "c": {"routable": "yes"}}])
+def test_a_strange_word_on_models_is_none(told: Any) -> None:
+    assert running({"coordinators": [{"url": "ws://x", "routability": told}]}).links == (Linked("ws://x", True, ""),)
 
 
 def test_a_state_is_as_old_as_its_file(tmp_path: Path) -> None:

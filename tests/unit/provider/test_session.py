@@ -125,6 +125,9 @@ def test_routability_is_kept_as_last_told_and_logged(session: Session, caplog: p
     with caplog.at_level(logging.INFO):
         session.receive(Routability(models={"m": Routable(routable=True), "n": Routable(routable=True)}))
         session.receive(Routability(models={"m": Routable(routable=False, reason="no_kv_room")}))
+        told = len(caplog.records)
+        session.receive(Routability(models={"m": Routable(routable=False, reason="no_kv_room")}))
+    assert len(caplog.records) == told, "what has not changed is not told again"
     assert session.routability == {"m": Routable(routable=False, reason="no_kv_room")}
     assert "reason=no_kv_room" in caplog.text
 
