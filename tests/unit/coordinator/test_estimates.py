@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.estimates import (
+    ANSWER_TOKENS,
     LEARNED_FROM_BYTES,
     MODELS,
     Estimates,
     Ratio,
     Text,
     Tokens,
+    most_tokens,
     prompts_of,
     tokens,
 )
@@ -154,3 +156,37 @@ def test_more_text_is_never_fewer_tokens(text: str, more: str) -> None:
     shorter, longer = estimate({"prompt": text}), estimate({"prompt": [text, more]})
     assert longer.likely >= shorter.likely
     assert longer.least >= shorter.least
+
+
+def test_an_answer_is_as_long_as_answers_have_been_and_no_longer_than_allowed() -> None:
+    known = Estimates()
+    assert known.answer_tokens("m", None) == ANSWER_TOKENS
+    assert known.answer_tokens("m", 10) == 10
+    for _ in range(200):
+        known.learn_answer("m", 40)
+    assert known.answer_tokens("m", None) == 40
+    assert known.answer_tokens("m", 4096) == 40
+    assert known.answer_tokens("other", 4096) == ANSWER_TOKENS
+    assert known.answer_tokens("m", 0) == 1
+
+
+@pytest.mark.parametrize("counted", [None, -1, 0, 2**31, 10**400, "many", 3.5])
+def test_a_strange_count_of_an_answer_teaches_nothing(counted: object) -> None:
+    known = Estimates()
+    known.learn_answer("m", counted)
+    assert known.answer_tokens("m", None) == ANSWER_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ({}, None),
+        ({"max_tokens": 7}, 7),
+        ({"max_output_tokens": 8}, 8),
+        ({"max_tokens": 7, "max_completion_tokens": 9}, 9),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": "7"}, None),
+    ],
+)
+def test_what_a_body_allows_its_answer_is_read_from_every_api(body: dict[str, Any], most: int | None) -> None:
+    assert most_tokens(body) == most
