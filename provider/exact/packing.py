@@ -47,6 +47,8 @@ class PaddedLanes:
 
     def fit(self, widths: Sequence[int]) -> Sequence[int]:
         """Drops drafts, less than half a lane of them, where that saves a lane."""
+        if not widths:
+            return widths
         total, rows = sum(widths), self.rows
         lanes = max(-(-len(widths) // rows), (2 * total + rows) // (2 * rows))
         if len(self.pack(widths)) <= lanes:

@@ -191,7 +191,7 @@ class MlxBackend:
         self._asked = []
         launches = self._take_ahead({row.id for row in rows})
         begun = {id for one in launches for id in one.rows}
-        fresh = [row for row in rows if row.id not in begun]
+        fresh = self._forward.fit([row for row in rows if row.id not in begun])
         if self._drafter is not None:
             for row in fresh:
                 self._drafter.start(row.id, row.token)
@@ -338,9 +338,9 @@ class MlxBackend:
         logits at its own position; those behind a draft that was wrong are dropped, with all that they left behind."""
         assert self._drafter is not None, "facts.max_drafts is 0"
         begun = time.perf_counter()
-        by_id = {row.id: row for row in self._forward.fit(rows)}
+        by_id = {row.id: row for row in rows}
         samplers = self._drawing(rows)
-        verification = Verification([*by_id.values()], self._drafter)
+        verification = Verification(rows, self._drafter)
         drafted = time.perf_counter()
         passes = self._forward.decode([*by_id], verification.tokens, verification.widths)
         tokens = []
