@@ -21,6 +21,7 @@ from provider.api.wire import Failure
 from provider.protocol import ModelAd
 
 router = APIRouter()
+MOST_DECISIONS = 20
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 
@@ -33,10 +34,12 @@ async def fleet(request: Request, _: Reader) -> dict[str, Any]:
 
 @router.get("/v1/fleet/{provider}")
 async def one_provider(request: Request, provider: str, _: Reader) -> dict[str, Any]:
-    """By id, or by name where only one has it."""
+    """By id, or by name where only one has it. With the last decisions for it that were sampled."""
     services = services_of(request)
-    view = provider_named(services, provider)
-    return Shown(services, time.monotonic(), view.models).provider(view)
+    view, now_s = provider_named(services, provider), time.monotonic()
+    decisions = services.dispatcher.decisions.of(view.provider_id)[:MOST_DECISIONS]
+    shown = Shown(services, now_s, view.models).provider(view)
+    return {**shown, "decisions": [one.shown(now_s) for one in decisions]}
 
 
 def provider_named(services: Services, provider: str) -> ProviderView:
