@@ -3,6 +3,7 @@
 import typer
 
 from provider.bench.activation import activation
+from provider.bench.exact import exact
 from provider.bench.fleet import fleet
 from provider.bench.mtp import mtp
 from provider.bench.parking import parking
@@ -13,4 +14,5 @@ app.command("mtp")(mtp)
 app.command("serving")(serving)
 app.command("activation")(activation)
 app.command("parking")(parking)
+app.command("exact")(exact)
 app.command("fleet")(fleet)

@@ -1,0 +1,82 @@
+"""From rates in exact mode and without to what exact mode costs."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`rows`: of a lane; None: exact mode off."""
+
+    rows: int | None
+    streams: int
+    drafts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One case in one round."""
+
+    round: int
+    case: Case
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of exact mode in lanes of `rows`, for so many streams with so many drafts each. Rates are medians over the
+    rounds; `ratio` is the median of the rounds' own, exact to off: below 1 it is slower. `token_ms`: from one token of
+    a stream to its next."""
+
+    rows: int
+    streams: int
+    drafts: int
+    off_tokens_per_s: float
+    on_tokens_per_s: float
+    ratio: float
+    ratios: tuple[float, ...]
+    token_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Of the row counts that can be exact: `chosen` at load, by a short measurement; `mix_ms` of this one: the mean of
+    `token_ms` over the numbers of streams, of each; `best`: where that is least."""
+
+    candidates: tuple[int, ...]
+    chosen: int
+    mix_ms: dict[int, float]
+    best: int
+
+
+def cost_of(rows: int, streams: int, drafts: int, measured: Sequence[Measured]) -> Cost:
+    """Both sides of each round are in it."""
+    off, on = (_by_round(Case(side, streams, drafts), measured) for side in (None, rows))
+    ratios = tuple(on[number] / off[number] for number in sorted(on))
+    on_tokens_per_s = statistics.median(on.values())
+    return Cost(
+        rows=rows,
+        streams=streams,
+        drafts=drafts,
+        off_tokens_per_s=statistics.median(off.values()),
+        on_tokens_per_s=on_tokens_per_s,
+        ratio=statistics.median(ratios),
+        ratios=ratios,
+        token_ms=1000 * streams / on_tokens_per_s,
+    )
+
+
+def choice_of(candidates: Sequence[int], chosen: int, costs: Sequence[Cost]) -> Choice:
+    """`costs`: without drafts, of every row count at the same numbers of streams."""
+    mix_ms = {
+        rows: statistics.mean(one.token_ms for one in costs if (one.rows, one.drafts) == (rows, 0))
+        for rows in sorted({one.rows for one in costs})
+    }
+    return Choice(
+        candidates=tuple(candidates), chosen=chosen, mix_ms=mix_ms, best=min(candidates, key=lambda rows: mix_ms[rows])
+    )
+
+
+def _by_round(case: Case, measured: Sequence[Measured]) -> dict[int, float]:
+    return {one.round: one.tokens_per_s for one in measured if one.case == case}

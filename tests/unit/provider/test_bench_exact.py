@@ -1,0 +1,45 @@
+"""From rates to what exact concurrency costs."""
+
+import pytest
+
+from provider.bench.exact import cases_of
+from provider.bench.exact_cost import Case, Cost, Measured, choice_of, cost_of
+
+
+def rates(case: Case, *tokens_per_s: float) -> list[Measured]:
+    return [Measured(number, case, one) for number, one in enumerate(tokens_per_s)]
+
+
+def test_a_ratio_is_of_one_round_and_the_median_of_the_rounds_counts() -> None:
+    measured = rates(Case(None, 8, 0), 100, 50, 200) + rates(Case(4, 8, 0), 90, 50, 100) + rates(Case(4, 1, 0), 1, 1, 1)
+    cost = cost_of(4, 8, 0, measured)
+    assert cost.ratios == (0.9, 1.0, 0.5)
+    assert (cost.ratio, cost.off_tokens_per_s, cost.on_tokens_per_s) == (0.9, 100, 90)
+    assert cost.token_ms == pytest.approx(1000 * 8 / 90)
+
+
+def test_rows_are_compared_over_the_whole_mix_and_drafts_do_not_count() -> None:
+    costs = [
+        _cost(1, 1, 0, token_ms=5), _cost(1, 8, 0, token_ms=40), _cost(8, 1, 0, token_ms=10),
+        _cost(8, 8, 0, token_ms=12), _cost(8, 8, 2, token_ms=900),
+    ]  # fmt: skip
+    choice = choice_of([1, 8], 1, costs)
+    assert choice.mix_ms == {1: 22.5, 8: 11}
+    assert (choice.chosen, choice.best) == (1, 8)
+    assert choice_of([1], 1, costs).best == 1, "of those that can be exact"
+
+
+def test_every_row_count_is_measured_beside_the_mode_off_and_drafts_with_the_chosen_one() -> None:
+    cases = cases_of([4, 8], 8, 2)
+    assert {(one.rows, one.streams) for one in cases if not one.drafts} == {
+        (rows, streams) for rows in (None, 4, 8) for streams in (1, 4, 8)
+    }
+    assert [one for one in cases if one.drafts] == [Case(None, 8, 2), Case(8, 8, 2)]
+    assert not any(one.drafts for one in cases_of([4], 4, 0))
+
+
+def _cost(rows: int, streams: int, drafts: int, token_ms: float) -> Cost:
+    return Cost(
+        rows=rows, streams=streams, drafts=drafts, off_tokens_per_s=1, on_tokens_per_s=1, ratio=1, ratios=(1,),
+        token_ms=token_ms,
+    )  # fmt: skip
