@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from coordinator.errors import StoreDown
 from provider.api.events import error_body, form_path
+from provider.api.methods import allowed_methods
 from provider.api.wire import MAX_BODY_BYTES, Failure, internal_error, invalid_request, unavailable
 
 
@@ -35,6 +36,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     response = answer(failure_of(error, request.method, path), form_path(path, request.headers))
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = allowed_methods(request)
     return response
 
 

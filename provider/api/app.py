@@ -18,6 +18,7 @@ from provider.api.access import EVERYBODY, Access, KeyGate, RateGate
 from provider.api.body import json_object
 from provider.api.events import COUNT_TOKENS, MESSAGES, MODELS, RESPONSES, form_path
 from provider.api.messages_body import CountBody, MessagesBody
+from provider.api.methods import allowed_methods
 from provider.api.model_list import ListedModel, model_list, model_object
 from provider.api.openapi import SCHEMA_REF, document
 from provider.api.request_id import RequestIds
@@ -157,6 +158,8 @@ def _add_errors(app: FastAPI) -> None:
         failure = Failure(wrong.status_code, "invalid_request_error", code, message)
         response = failure_response(failure, _form(request))
         response.headers.update(wrong.headers or {})
+        if wrong.status_code == 405:
+            response.headers["Allow"] = allowed_methods(request)
         return response
 
     @app.exception_handler(ClientDisconnect)
