@@ -113,7 +113,9 @@ def test_the_device_is_named_by_the_environment(env: dict[str, str], name: str |
 
 
 def test_an_unknown_device_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"DARKBLOOM_SIM_DEVICE must be one of m3-max, h100, slow-cpu, not 'abacus'"):
+    with pytest.raises(
+        ConfigError, match=r"DARKBLOOM_SIM_DEVICE must be one of m3-max, h100, slow-cpu, instant, paced, not 'abacus'"
+    ):
         device_named_in({DEVICE_VARIABLE: "abacus"})
 
 
