@@ -110,6 +110,7 @@ class TextTokenizer(Protocol):
     special_tokens: frozenset[str]
     """The strings of the tokens marked special (`<|im_end|>`): those that `decode` skips. Ordinary added
     tokens, such as `<think>`, are not among them."""
+    special_token_ids: frozenset[int]
     chat_template: str | None
     template_tokens: Mapping[str, str]
     """Variables a chat template may use, such as `bos_token`."""
@@ -120,6 +121,10 @@ class TextTokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, which need not be whole characters."""
+        ...
 
 
 class ServedModel(Protocol):

@@ -6,7 +6,7 @@ a time, so a block is complete before the next begins.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, assert_never
 
 from provider.api.output import CallArguments, CallBegun, Content, Piece, Reasoning
 
@@ -30,7 +30,9 @@ class ThoughtBlock(_Run):
 
 @dataclass(slots=True)
 class TextBlock(_Run):
-    pass
+    """`likely`: the probabilities of its tokens, as OpenAI's APIs write them, where they are told."""
+
+    likely: list[dict[str, Any]] = field(default_factory=list, init=False)
 
 
 @dataclass(slots=True)
@@ -51,10 +53,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """`text` has come; `block` holds it already."""
+    """`text` has come; `block` holds it already, and `likely`, the probabilities of its tokens."""
 
     block: Block
     text: str
+    likely: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

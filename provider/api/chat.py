@@ -1,13 +1,16 @@
 """`/v1/chat/completions`: events to `chat.completion` objects."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
+from provider.api.likelihoods import Likelihoods, Spoken
 from provider.api.output import CallArguments, CallBegun, Content, OutputParser, Piece, Reasoning
 from provider.api.thought import ThoughtCounter
 from provider.api.translation import Chunk, Envelope, Tally, preempt
 from provider.generation import Delta, Finished
 from provider.text import Decode
+
+_SAID = {"content", "tool_calls"}
 
 
 class ChatTranslation:
@@ -22,25 +25,32 @@ class ChatTranslation:
         tools: Mapping[str, Any],
         new_call_id: Callable[[], str],
         decode: Decode,
+        likelihoods: Callable[[], Likelihoods] | None = None,
     ) -> None:
+        """`likelihoods`: of a sequence, where its probabilities are to be told."""
         self._envelope = envelope
         self._tally = tally
-        self._choices = [_Choice(index, OutputParser(thinking, tools, new_call_id), decode) for index in range(choices)]
+        self._choices = [
+            _Choice(index, OutputParser(thinking, tools, new_call_id), decode, likelihoods and likelihoods())
+            for index in range(choices)
+        ]
 
     @property
     def tally(self) -> Tally:
         return self._tally
 
     def delta(self, index: int, event: Delta) -> list[Chunk]:
-        deltas = self._choices[index].delta(event)
-        return [self._chunk(index, delta) for delta in deltas]
+        choice = self._choices[index]
+        return self._with_logprobs([self._chunk(index, delta) for delta in choice.delta(event)], choice)
 
     def finished(self, index: int, event: Finished) -> list[Chunk]:
         self._tally.add(event)
         choice = self._choices[index]
         chunks = [self._chunk(index, delta) for delta in choice.finish(event)]
+        chunks = self._with_logprobs(chunks, choice)
         self._tally.reasoning_tokens += choice.thought_tokens
         last = self._chunk(index, {}, choice.finish_reason)
+        _tell(last, choice.rest())
         return [*chunks, {**last, "preempt": preempt(event.parks, event.recomputes)}]
 
     def empty_chunk(self) -> Chunk:
@@ -52,6 +62,14 @@ class ChatTranslation:
     def whole(self) -> Chunk:
         whole = self._object("chat.completion", [choice.whole() for choice in self._choices])
         return {**whole, "usage": self._tally.usage(), "preempt": self._tally.preempt()}
+
+    def _with_logprobs(self, chunks: list[Chunk], choice: "_Choice") -> list[Chunk]:
+        """With the probabilities of what the chunks say, in the first that says more than a thought."""
+        for chunk in chunks:
+            if _SAID & chunk["choices"][0]["delta"].keys() and chunk["choices"][0]["delta"].get("content") != "":
+                _tell(chunk, choice.likely())
+                break
+        return chunks
 
     def _chunk(self, index: int, delta: Chunk, reason: str | None = None) -> Chunk:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -70,7 +88,7 @@ class ChatTranslation:
 class _Choice:
     """What one sequence has said so far."""
 
-    def __init__(self, index: int, parser: OutputParser, decode: Decode) -> None:
+    def __init__(self, index: int, parser: OutputParser, decode: Decode, likelihoods: Likelihoods | None) -> None:
         self._index = index
         self._parser = parser
         self._thought = ThoughtCounter(parser, decode)
@@ -78,6 +96,8 @@ class _Choice:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[Chunk] = []
+        self._likelihoods = likelihoods
+        self._likely: list[Chunk] = []
         self.finish_reason: str | None = None
 
     @property
@@ -87,7 +107,26 @@ class _Choice:
     def delta(self, event: Delta) -> list[Chunk]:
         deltas = self._begin() + [self._take(piece) for piece in self._parser.push(event.text)]
         self._thought.hear(event.token_ids)
+        if self._likelihoods is not None:
+            self._likelihoods.hear(event)
         return deltas
+
+    def likely(self) -> list[Chunk]:
+        """The probabilities of what has been said since the last time, as chats write them."""
+        if self._likelihoods is None:
+            return []
+        return self._keep(self._likelihoods.take(self._thought.tokens), self._likelihoods)
+
+    def rest(self) -> list[Chunk]:
+        """Those of what is left, once the answer has ended."""
+        if self._likelihoods is None:
+            return []
+        return self._keep(self._likelihoods.finish(self._thought.tokens), self._likelihoods)
+
+    def _keep(self, spoken: Sequence[Spoken], likelihoods: Likelihoods) -> list[Chunk]:
+        told = likelihoods.chat(spoken)
+        self._likely += told
+        return told
 
     def finish(self, event: Finished) -> list[Chunk]:
         deltas = self._begin() + [self._take(piece) for piece in self._parser.finish(cut=event.reason == "length")]
@@ -105,7 +144,7 @@ class _Choice:
         return {
             "index": self._index,
             "message": message,
-            "logprobs": None,
+            "logprobs": None if self._likelihoods is None else _logprobs(self._likely),
             "finish_reason": self.finish_reason,
         }
 
@@ -133,6 +172,15 @@ class _Choice:
                 return _call_delta(index, {"function": {"arguments": text}})
             case _:
                 assert_never(piece)
+
+
+def _tell(chunk: Chunk, likely: list[Chunk]) -> None:
+    if likely:
+        chunk["choices"][0]["logprobs"] = _logprobs(likely)
+
+
+def _logprobs(likely: list[Chunk]) -> Chunk:
+    return {"content": likely, "refusal": None}
 
 
 def _call(call_id: str, name: str) -> Chunk:

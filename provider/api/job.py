@@ -14,6 +14,7 @@ from provider.api.completions import CompletionsTranslation
 from provider.api.conversation import turns_of
 from provider.api.encoding import encode_within
 from provider.api.forms import chat_form
+from provider.api.likelihoods import CompletionLikelihoods, Likelihoods
 from provider.api.prompt import ChatPrompt, chat_prompt
 from provider.api.question import Question
 from provider.api.requests import (
@@ -73,6 +74,7 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
         tools=question.schemas,
         new_call_id=lambda: new_id("call_", origin.random),
         decode=origin.model.tokenizer.decode,
+        likelihoods=None if chat.logprobs_asked is None else lambda: likelihoods_of(chat, origin),
     )
     return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation, grammar=grammar)
 
@@ -91,7 +93,13 @@ def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
         for number, prompt in enumerate(prompts)
     ]
     tally = Tally(sum(map(len, encoded)))
-    translation = CompletionsTranslation(origin.envelope("cmpl-"), tally, choices)
+
+    def likelihoods() -> CompletionLikelihoods:
+        skip_special = completion.skip_special_tokens is not False
+        return CompletionLikelihoods(origin.model.tokenizer, skip_special, bool(completion.stops))
+
+    told = None if completion.logprobs_asked is None else likelihoods
+    translation = CompletionsTranslation(origin.envelope("cmpl-"), tally, choices, told)
     return job_of(completion, origin, encoded, completion.max_tokens, translation, DEFAULT_COMPLETION_TOKENS)
 
 
@@ -114,6 +122,10 @@ def asked(question: Question, origin: Origin) -> ChatPrompt:
     )
     _check_prompt(prompt.token_ids, question.param, model)
     return prompt
+
+
+def likelihoods_of(body: GenerationBody, origin: Origin) -> Likelihoods:
+    return Likelihoods(origin.model.tokenizer, body.skip_special_tokens is not False, bool(body.stops))
 
 
 def grammar_of(form: Form, prompt: ChatPrompt, body: GenerationBody, origin: Origin) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 from provider.api import messages_body, responses_body
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.forms import messages_form, responses_form
-from provider.api.job import Job, Origin, asked, chat_job, completions_job, grammar_of, job_of, new_id
+from provider.api.job import Job, Origin, asked, chat_job, completions_job, grammar_of, job_of, likelihoods_of, new_id
 from provider.api.messages import CountTranslation, MessagesTranslation
 from provider.api.messages_body import CountBody, MessagesBody
 from provider.api.output import OutputParser
@@ -60,7 +60,9 @@ def _utterance(
     body: GenerationBody, question: Question, prompt: ChatPrompt, origin: Origin, call_prefix: str
 ) -> Utterance:
     parser = OutputParser(prompt.thinking, question.schemas, lambda: new_id(call_prefix, origin.random))
-    return Utterance(parser, origin.model.tokenizer.decode, body.stops, body.skip_special_tokens is not False)
+    likelihoods = None if body.logprobs_asked is None else likelihoods_of(body, origin)
+    skip_special = body.skip_special_tokens is not False
+    return Utterance(parser, origin.model.tokenizer.decode, body.stops, skip_special, likelihoods)
 
 
 JOBS: Mapping[str, Callable[[Body, Origin], Job]] = {

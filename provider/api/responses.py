@@ -71,8 +71,9 @@ class ResponsesTranslation:
         match event:
             case Opened(block):
                 return self._opened(block)
-            case Grown(block, text):
-                return [self._part_event(block, f"{_text_event(block)}.delta", delta=text, **_logprobs(block))]
+            case Grown(block, text, likely):
+                logprobs = _logprobs(block, likely)
+                return [self._part_event(block, f"{_text_event(block)}.delta", delta=text, **logprobs)]
             case Closed(block, last):
                 self._statuses[block.index] = self._status if last else "completed"
                 return self._closed(block)
@@ -97,7 +98,7 @@ class ResponsesTranslation:
         kind = f"{_text_event(block)}.done"
         if isinstance(block, CallBlock):
             return [self._part_event(block, kind, name=block.name, arguments=block.text)]
-        return [self._part_event(block, kind, text=block.text, **_logprobs(block))]
+        return [self._part_event(block, kind, text=block.text, **_logprobs(block, _likely(block)))]
 
     def _part_event(self, block: Block, kind: str, **members: Any) -> Chunk:
         """The one part of an item that has any."""
@@ -187,9 +188,13 @@ def _text_event(block: Block) -> str:
 def _part(block: Block, text: str) -> Chunk:
     if isinstance(block, ThoughtBlock):
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": _likely(block) if text else []}
 
 
-def _logprobs(block: Block) -> Chunk:
-    """Events of text have them, and they are never asked for."""
-    return {"logprobs": []} if isinstance(block, TextBlock) else {}
+def _likely(block: Block) -> list[Chunk]:
+    return list(block.likely) if isinstance(block, TextBlock) else []
+
+
+def _logprobs(block: Block, likely: list[Chunk]) -> Chunk:
+    """Events of text have them, if only none."""
+    return {"logprobs": likely} if isinstance(block, TextBlock) else {}
