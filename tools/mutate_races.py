@@ -137,16 +137,15 @@ MUTANTS = (
     Mutant(
         13,
         "provider/link.py",
-        "        await self._socket.send(encode(self._session.register(self._told)))\n",
-        "        await self._socket.send(encode(self._session.register(self._told)))\n"
-        "        self._told = self._link.residency.advertised()\n",
+        "        await self._socket.send(encode(register))\n",
+        "        await self._socket.send(encode(register))\n        self._told = self._link.residency.advertised()\n",
         "test_race_13_what_changes_while_a_registration_is_on_its_way_is_told_after_it",
     ),
     Mutant(
         14,
         "provider/link.py",
-        "            await self._outbox.put(ModelsUpdate(models=advertised))\n",
-        '            raise ConnectionResetError("announced by registering again")\n',
+        " and self._outbox.say(ModelsUpdate(models=advertised)):\n            self._told = advertised\n",
+        ':\n            raise ConnectionResetError("announced by registering again")\n',
         "test_race_14_a_retirement_is_announced_and_nobody_elses_work_is_lost",
     ),
     Mutant(
