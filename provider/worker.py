@@ -63,6 +63,7 @@ from provider.pipe import (
 )
 from provider.preparing import Prepared, Preparing
 from provider.scheduler.pool import Pool
+from provider.scheduler.prefilling import SHARED, SOLO
 from provider.scheduler.scheduler import Limits, Scheduler
 from provider.text import Decode
 
@@ -86,7 +87,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     tokenizer = ModelTokenizer(directory)
     head = choose_head(directory, spec.drafts)
     backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer)
-    exact = attach_exact(directory, spec.exact)
+    exact = attach_exact(backend, directory, spec.exact)
     engine = engine_around(spec, backend, tokenizer.decode, clock)
     return engine, loaded_of(engine, drafts, exact, time.monotonic() - started)
 
@@ -101,8 +102,10 @@ def engine_around(spec: LoadSpec, backend: Backend, decode: Decode, clock: Clock
         state_bytes=facts.state_bytes,
         block_tokens=facts.block_tokens,
         tokens_follow_bytes=spec.kv_pool_tokens is None,
+        padding_states=facts.padding_states,
     )
-    limits = Limits(spec.max_concurrent, spec.context_length or facts.context_length)
+    prefilling = SHARED if facts.lane_rows is None else SOLO
+    limits = Limits(spec.max_concurrent, spec.context_length or facts.context_length, prefilling=prefilling)
     scheduler = Scheduler(limits, pool, None if spec.park is None else spec.park.knobs.rules)
     if scheduler.n_ctx < 2:
         raise ModelError(

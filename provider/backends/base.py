@@ -63,6 +63,8 @@ class BackendFacts:
     state_bytes: int
     block_tokens: int
     max_drafts: int = 0
+    lane_rows: int | None = None
+    """On how many rows its decode passes run, whoever decodes (exact mode); None: on as many as there are."""
     padding_states: int = 0
     """States that a backend holds beside those of its sequences, to fill its launches up."""
 

@@ -87,6 +87,7 @@ class MlxBackend:
         hybrid = LayerKind.LINEAR in checkpoint.architecture.layer_kinds
         self._forward: Forward = Hybrid(Trunk(self._model)) if hybrid else Generic(self._model)
         self._exact: Ingredients | None = None
+        self._observer: Callable[[mx.array, Sequence[tuple[Sampler, int]]], None] | None = None
         self._samplers: dict[str, Sampler] = {}
         self._ahead: list[Launch] = []
         self._kept: dict[str, Kept] = {}
@@ -156,7 +157,8 @@ class MlxBackend:
             )
         if exact is not None:
             drafts = min(facts.max_drafts, exact.rows - 1)
-            facts = replace(facts, max_drafts=drafts, padding_states=exact.bank_rows - 1 if facts.state_bytes else 0)
+            padding = exact.bank_rows - 1 if facts.state_bytes else 0
+            facts = replace(facts, max_drafts=drafts, lane_rows=exact.rows, padding_states=padding)
         return facts
 
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
@@ -233,9 +235,14 @@ class MlxBackend:
         logprobs = None if sampler.sampling.logprobs is None else [one for it in self._asked for one in it.of(id)]
         return Told(logprobs, None if sampler.guide is None else sampler.guide.failure)
 
-    def park_with(self, lot: Lot[mx.array]) -> None:
-        """From now on what is parked goes there."""
-        self._lot = lot
+    def park_with(self, lot: Lot[mx.array] | None) -> Lot[mx.array] | None:
+        """From now on what is parked goes there; where it went before."""
+        former, self._lot = self._lot, lot
+        return former
+
+    def observe(self, observer: Callable[[mx.array, Sequence[tuple[Sampler, int]]], None] | None) -> None:
+        """From now on it is told the logits of every draw, before it is made; with None, no more."""
+        self._observer = observer
 
     @property
     def savable_bytes(self) -> int | None:
@@ -376,6 +383,8 @@ class MlxBackend:
             self._asked.append(Logprobs([owner], done.logits[row : row + 1], drawn[row : row + 1], [sampler]))
 
     def _draw(self, logits: mx.array, draws: Sequence[tuple[Sampler, int]]) -> mx.array:
+        if self._observer is not None:
+            self._observer(logits, draws)
         return (self._sample if self._exact is None else self._exact.sample)(logits, draws)
 
     def _drawing(self, rows: Sequence[Row]) -> dict[str, Sampler]:

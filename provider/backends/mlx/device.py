@@ -44,6 +44,10 @@ def tiny_product() -> float:
     return total
 
 
+def on_the_cpu() -> bool:
+    return bool(mx.default_device() == mx.Device(mx.cpu))
+
+
 def _integer(value: str | int | None) -> int | None:
     return value if isinstance(value, int) else None
 
