@@ -1,0 +1,164 @@
+"""JSON schemas that an answer can be held to: bounded in size, with what says nothing of the value left out.
+
+What cannot be enforced is refused by its place, never passed over: an answer that ends in order is as its schema says.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from provider.errors import GrammarError, SchemaRefused
+from provider.grammar.checking import check
+from provider.grammar.limits import MAX_DEPTH, MAX_PROPERTIES, MAX_SCHEMAS
+from provider.grammar.rules import grammar_of
+
+Json = Any
+"""A decoded JSON value."""
+Schema = dict[str, Json]
+
+ANY_OBJECT: Schema = {"type": "object"}
+STYLE: Schema = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""White space is bounded: at most one space, behind a comma or a colon. A model that rambles would go on with it."""
+FORMATS = frozenset(
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
+)
+"""Those of llguidance 1.9. Others are a remark and restrict nothing, as JSON Schema has it."""
+MAX_LOOKS = 60
+"""At parts of a schema that cannot be used, in search of the one that is to blame."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_PARTS = ("items", "additionalProperties", "additionalItems")
+_SHARED = ("$defs", "definitions")
+_OTHERS = {"additionalProperties", "patternProperties"}
+_OF_OBJECTS = {"properties", "required", "minProperties", "maxProperties", *_OTHERS}
+_COMBINED = {"anyOf", "oneOf", "$ref"}
+
+
+def usable(schema: Json, place: str) -> Schema:
+    """The schema as llguidance reads it. Raises SchemaRefused with the place of what is wrong, from `place` on."""
+    cleaned = _Cleaner(_stands_alone(schema)).clean(schema, place, 0)
+    whole = _whole(cleaned)
+    try:
+        _check(whole)
+    except GrammarError as error:
+        culprit, reason = _blamed(whole, place, str(error))
+        raise SchemaRefused(culprit, reason) from None
+    return {**whole, "x-guidance": STYLE}
+
+
+def _whole(schema: Json) -> Schema:
+    if isinstance(schema, dict):
+        return schema
+    return {} if schema else {"anyOf": []}
+
+
+def _check(schema: Schema) -> None:
+    check(grammar_of("start: @value", {"value": {**schema, "x-guidance": STYLE}}))
+
+
+class _Cleaner:
+    """Owner: one look at one schema."""
+
+    def __init__(self, closes: bool) -> None:
+        """`closes`: an object whose properties are named has no others, unless its schema says that it may. Whatever
+        is open by mere silence is an invitation to ramble, and an answer without it is as valid."""
+        self._closes = closes
+        self._seen = 0
+
+    def clean(self, schema: Json, place: str, depth: int) -> Json:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise SchemaRefused(place, "a schema must be an object, or true or false")
+        self._seen += 1
+        if self._seen > MAX_SCHEMAS:
+            raise SchemaRefused(place, f"there are more than {MAX_SCHEMAS} schemas within one another")
+        if depth > MAX_DEPTH:
+            raise SchemaRefused(place, f"schemas are nested more than {MAX_DEPTH} deep")
+        if len(_dict(schema.get("properties"))) > MAX_PROPERTIES:
+            raise SchemaRefused(f"{place}.properties", f"there are more than {MAX_PROPERTIES}")
+        says = {key: value for key, value in schema.items() if _says(key, value)}
+        cleaned = {key: self._member(key, value, f"{place}.{key}", depth) for key, value in says.items()}
+        if self._closes and "properties" in cleaned and not _OTHERS & cleaned.keys():
+            cleaned["additionalProperties"] = False
+        return cleaned
+
+    def _member(self, key: str, value: Json, place: str, depth: int) -> Json:
+        if key in _MAPS and isinstance(value, dict):
+            return {name: self.clean(part, f"{place}.{name}", depth + 1) for name, part in value.items()}
+        if key in _LISTS and isinstance(value, list):
+            return [self.clean(part, f"{place}[{number}]", depth + 1) for number, part in enumerate(value)]
+        if key in _PARTS and isinstance(value, dict):
+            return self.clean(value, place, depth + 1)
+        return value
+
+
+def _stands_alone(schema: Json) -> bool:
+    """Whether every object is described in one place: where several describe it together, none can be closed."""
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        elif isinstance(part, dict):
+            if "allOf" in part or (_COMBINED & part.keys() and _OF_OBJECTS & part.keys()):
+                return False
+            todo += part.values()
+    return True
+
+
+def _says(key: str, value: Json) -> bool:
+    """Whether a member of a schema restricts the value, or may."""
+    if key == "format":
+        return value in FORMATS if isinstance(value, str) else True
+    if key == "uniqueItems":
+        return value is not False
+    return key != "x-guidance"
+
+
+def _blamed(schema: Schema, place: str, reason: str) -> tuple[str, str]:
+    """The innermost part that cannot be used by itself either, and why."""
+    shared = {key: schema[key] for key in _SHARED if key in schema}
+    looks = 0
+
+    def fails(part: Json) -> str | None:
+        nonlocal looks
+        looks += 1
+        try:
+            _check({**shared, **_whole(part)})
+        except GrammarError as error:
+            return str(error)
+        return None
+
+    part = schema
+    while (found := _first_failing(part, place, fails, lambda: looks < MAX_LOOKS)) is not None:
+        part, place, reason = found
+    return place, reason
+
+
+def _first_failing(
+    schema: Schema, place: str, fails: Callable[[Json], str | None], may_look: Callable[[], bool]
+) -> tuple[Schema, str, str] | None:
+    for part, where in _parts(schema, place):
+        if not may_look():
+            return None
+        reason = fails(part)
+        if reason is not None:
+            return _whole(part), where, reason
+    return None
+
+
+def _parts(schema: Schema, place: str) -> Iterator[tuple[Json, str]]:
+    for key in _MAPS:
+        yield from ((part, f"{place}.{key}.{name}") for name, part in _dict(schema.get(key)).items())
+    for key in _LISTS:
+        parts = schema.get(key)
+        if isinstance(parts, list):
+            yield from ((part, f"{place}.{key}[{number}]") for number, part in enumerate(parts))
+    for key in _PARTS:
+        if isinstance(schema.get(key), dict):
+            yield schema[key], f"{place}.{key}"
+
+
+def _dict(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
