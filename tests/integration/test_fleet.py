@@ -19,6 +19,7 @@ from tests.integration.client import MODEL, Api, Stream, counting
 from tests.integration.processes import Command, free_port, gone, health, run, running, until
 
 ENDLESS = 4000
+RESUME_WITHIN_S = 3
 
 
 @dataclass
@@ -47,7 +48,8 @@ class Fleet:
     def start_coordinator(self) -> None:
         log = self.root / "coordinator.log"
         serve = ("coordinator", "serve", "--port", str(self.port), *self.data)
-        self.coordinator = self.stack.enter_context(running(log, *serve))
+        told = {"DARKBLOOM_RESUME_WITHIN_S": str(RESUME_WITHIN_S)}
+        self.coordinator = self.stack.enter_context(running(log, *serve, **told))
         until(lambda: health(self.url) == "ok", what="the coordinator")
 
     def create_token(self, kind: str) -> str:
@@ -149,7 +151,7 @@ def test_when_a_provider_is_killed_only_its_streams_end(fleet: Fleet) -> None:
         streams = [Stream(fleet.api, body).begun() for _ in range(3)]
         killed.process.kill()
         killed.process.wait()
-        until(lambda: any(not stream.running for stream in streams), 10, "the end of the stream")
+        until(lambda: any(not stream.running for stream in streams), 30, "the end of the stream")
         ended = [stream.ended() for stream in streams]
         (lost,) = [stream for stream in ended if stream.error is not None]
         assert lost.error is not None
