@@ -10,7 +10,7 @@ from provider.api.prompt import ChatPrompt
 from provider.api.wire import invalid_request
 from provider.errors import RequestFailed, SchemaRefused
 from provider.grammar.answer import Calls, Thinking, answer_grammar
-from provider.grammar.json_schema import Schema, usable
+from provider.grammar.json_schema import Check, Schema, usable
 from provider.grammar.rules import Rules
 from provider.grammar.tool_rules import Markup, ToolSchema, call_rule
 
@@ -55,16 +55,16 @@ class Form:
     choice: ToolChoice = field(default_factory=ToolChoice)
 
 
-def grammar_of_answer(form: Form, prompt: ChatPrompt, template: str | None) -> str | None:
+def grammar_of_answer(form: Form, prompt: ChatPrompt, template: str | None, check: Check) -> str | None:
     """None where anything may be said. Raises RequestFailed (400) naming what cannot be held to."""
     try:
-        value = None if form.schema is None else usable(form.schema, form.place)
-        calls = _calls(form, value, Markup.XML if "<function=" in (template or "") else Markup.JSON)
+        value = None if form.schema is None else usable(form.schema, form.place, check)
+        calls = _calls(form, value, Markup.XML if "<function=" in (template or "") else Markup.JSON, check)
         if value is None and calls is None:
             return None
         only_calls = form.choice.choice is Choice.REQUIRED
         place = form.place if value is not None and not only_calls else "tools"
-        return answer_grammar(_thinking(prompt), None if only_calls else value, calls, place)
+        return answer_grammar(_thinking(prompt), None if only_calls else value, calls, place, check)
     except SchemaRefused as error:
         raise RequestFailed(invalid_request(str(error), error.place, "invalid_schema")) from None
 
@@ -75,19 +75,19 @@ def _thinking(prompt: ChatPrompt) -> Thinking:
     return Thinking.OFFERED if prompt.may_think else Thinking.DONE
 
 
-def _calls(form: Form, value: Schema | None, markup: Markup) -> Calls | None:
+def _calls(form: Form, value: Schema | None, markup: Markup, check: Check) -> Calls | None:
     choice = form.choice
     match choice.choice:
         case Choice.NONE:
             return None
         case Choice.REQUIRED:
-            tools = [_tool(tool, markup, lenient=False) for tool in _chosen(form)]
+            tools = [_tool(tool, markup, check, lenient=False) for tool in _chosen(form)]
             return Calls(tools, markup, choice.several and choice.name is None, talk=False)
         case Choice.AUTO:
             guided = value is not None or not choice.several or any(tool.strict for tool in form.tools)
             if not form.tools or not guided:
                 return None
-            tools = [_tool(tool, markup, lenient=not tool.strict) for tool in form.tools]
+            tools = [_tool(tool, markup, check, lenient=not tool.strict) for tool in form.tools]
             return Calls(tools, markup, choice.several, talk=value is None)
 
 
@@ -103,10 +103,10 @@ def _chosen(form: Form) -> Sequence[Offered]:
     return named[:1]
 
 
-def _tool(tool: Offered, markup: Markup, lenient: bool) -> ToolSchema:
+def _tool(tool: Offered, markup: Markup, check: Check, lenient: bool) -> ToolSchema:
     """`lenient`: where a schema cannot be held to, anything goes, as without a grammar."""
     try:
-        said = _schema_of(tool)
+        said = _schema_of(tool, check)
         call_rule(Rules(), said, markup)
     except SchemaRefused:
         if not lenient:
@@ -115,18 +115,18 @@ def _tool(tool: Offered, markup: Markup, lenient: bool) -> ToolSchema:
     return said
 
 
-def _schema_of(tool: Offered) -> ToolSchema:
-    parameters = _object_schema(tool.parameters, tool.parameters_place)
+def _schema_of(tool: Offered, check: Check) -> ToolSchema:
+    parameters = _object_schema(tool.parameters, tool.parameters_place, check)
     texts = frozenset(name for name in _properties(parameters) if is_text(types_of(name, parameters)))
     return ToolSchema(tool.name, parameters, texts, tool.name_place, tool.parameters_place)
 
 
-def _object_schema(parameters: Json, place: str) -> Schema:
+def _object_schema(parameters: Json, place: str, check: Check) -> Schema:
     """Left out: the tool takes none."""
     schema = {"properties": {}} if parameters is None else parameters
     if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
         raise SchemaRefused(f"{place}.type", 'arguments are an object: it must be "object"')
-    return usable({"type": "object", **schema} if isinstance(schema, dict) else schema, place)
+    return usable({"type": "object", **schema} if isinstance(schema, dict) else schema, place, check)
 
 
 def _properties(schema: Schema) -> Mapping[str, Json]:

@@ -29,6 +29,7 @@ from provider.api.translation import Envelope, Tally, Translation
 from provider.api.wire import context_exceeded, invalid_request
 from provider.errors import RequestFailed
 from provider.generation import GenerationRequest, Sampling, ServedModel
+from provider.grammar.checking import check
 
 _ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SEED_BITS = 63
@@ -47,12 +48,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a job needs beside its body. `request_id` is unique among the generations alive."""
+    """What a job needs beside its body. `request_id` is unique among the generations alive; `check_grammar`,
+    which raises GrammarError, is a sandbox's where strangers ask."""
 
     request_id: str
     model: ServedModel
     clock: Callable[[], float]
     random: Random
+    check_grammar: Callable[[str], None] = check
 
     def envelope(self, prefix: str) -> Envelope:
         return Envelope(new_id(prefix, self.random), int(self.clock()), self.model.id)
@@ -130,7 +133,7 @@ def likelihoods_of(body: GenerationBody, origin: Origin) -> Likelihoods:
 
 def grammar_of(form: Form, prompt: ChatPrompt, body: GenerationBody, origin: Origin) -> str | None:
     """Raises RequestFailed for a form that no answer can be held to."""
-    grammar = grammar_of_answer(form, prompt, origin.model.tokenizer.chat_template)
+    grammar = grammar_of_answer(form, prompt, origin.model.tokenizer.chat_template, origin.check_grammar)
     if grammar is not None and body.ignore_eos:
         message = "ignore_eos: an answer whose form is asked for ends with its form."
         raise RequestFailed(invalid_request(message, "ignore_eos"))

@@ -18,6 +18,7 @@ from provider.api.translation import Chunk as ChunkData
 from provider.api.wire import Failure, internal_error, invalid_request
 from provider.errors import RequestFailed
 from provider.generation import Delta, Finished, GenerationRequest, Notice, Serving
+from provider.grammar.sandbox import Sandbox
 
 NoticeKind = Literal["preempted", "preempt-keepalive", "resumed", "recomputed"]
 
@@ -58,6 +59,7 @@ class Surface:
         self._serving = serving
         self._clock = clock
         self._random = random
+        self._sandbox = Sandbox()
 
     async def open(self, endpoint: str, body: dict[str, Any], request_id: str | None = None) -> "Answer":
         """Nothing is generated before `Answer.items` is iterated.
@@ -69,7 +71,9 @@ class Surface:
         if job_of is None:
             raise RequestFailed(Failure(404, "invalid_request_error", "not_found", f"No such API: {endpoint}."))
         model = self._serving.model(_model_id(body))
-        origin = Origin(request_id or new_id("req-", self._random), model, self._clock, self._random)
+        origin = Origin(
+            request_id or new_id("req-", self._random), model, self._clock, self._random, self._sandbox.check
+        )
         # A long prompt takes long to encode: the streams of others must not wait for it.
         return Answer(self._serving, await asyncio.to_thread(_prepared, job_of, body, origin))
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from provider.errors import GrammarError, SchemaRefused
-from provider.grammar.checking import check
-from provider.grammar.json_schema import Schema
+from provider.grammar.json_schema import Check, Schema
 from provider.grammar.limits import MAX_GRAMMAR_BYTES
 from provider.grammar.rules import Rules
 from provider.grammar.tool_rules import Markup, ToolSchema, call_rule
@@ -38,7 +37,7 @@ class Calls:
     talk: bool
 
 
-def answer_grammar(thinking: Thinking, value: Schema | None, calls: Calls | None, place: str) -> str:
+def answer_grammar(thinking: Thinking, value: Schema | None, calls: Calls | None, place: str, check: Check) -> str:
     """A JSON value, or calls of tools, or either of them. Raises SchemaRefused, naming `place` where it cannot be said
     which part is wrong."""
     rules = Rules()
@@ -51,6 +50,8 @@ def answer_grammar(thinking: Thinking, value: Schema | None, calls: Calls | None
     grammar = rules.grammar()
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise SchemaRefused(place, f"what is asked for is longer than {MAX_GRAMMAR_BYTES} bytes")
+    if calls is None:
+        return grammar  # what there is of it beside the value's schema, which has been tried, is always the same
     try:
         check(grammar)
     except GrammarError as error:

@@ -7,17 +7,14 @@ from llguidance import LLMatcher, LLTokenizer
 from provider.errors import GrammarError
 from provider.grammar.limits import parser_limits
 
-KEPT = 64
-"""Grammars that have passed: an agent asks for the same one again and again."""
 _REWORDED = {
     "Unimplemented keys:": "it uses what is not supported:",
     "oneOf constraints": "oneOf is supported only where its alternatives exclude one another",
 }
 
 
-@lru_cache(KEPT)
 def check(grammar: str) -> None:
-    """Raises GrammarError for what no model could follow; needs none."""
+    """Raises GrammarError for what no model could follow; needs none. What is a stranger's is tried in a sandbox."""
     checked(LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits()))
 
 

@@ -15,7 +15,7 @@ from provider.grammar.limits import parser_limits
 
 log = logging.getLogger(__name__)
 
-KEPT = 32
+KEPT = 64
 """Grammars kept ready: an agent asks for the same one again and again."""
 
 

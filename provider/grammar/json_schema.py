@@ -3,12 +3,12 @@
 What cannot be enforced is refused by its place, never passed over: an answer that ends in order is as its schema says.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from provider.errors import GrammarError, SchemaRefused
-from provider.grammar.checking import check
-from provider.grammar.limits import MAX_DEPTH, MAX_PROPERTIES, MAX_SCHEMAS
+from provider.grammar.limits import MAX_BLAMED_BYTES, MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
 from provider.grammar.rules import grammar_of
 
 Json = Any
@@ -28,20 +28,30 @@ MAX_LOOKS = 60
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _PARTS = ("items", "additionalProperties", "additionalItems")
+_REMARKS = {"x-guidance", "title", "description", "default", "examples", "$comment"}
 _SHARED = ("$defs", "definitions")
 _OTHERS = {"additionalProperties", "patternProperties"}
 _OF_OBJECTS = {"properties", "required", "minProperties", "maxProperties", *_OTHERS}
 _COMBINED = {"anyOf", "oneOf", "$ref"}
 
 
-def usable(schema: Json, place: str) -> Schema:
+Check = Callable[[str], None]
+"""Raises GrammarError for a grammar that cannot be used."""
+
+
+def usable(schema: Json, place: str, check: Check) -> Schema:
     """The schema as llguidance reads it. Raises SchemaRefused with the place of what is wrong, from `place` on."""
     cleaned = _Cleaner(_stands_alone(schema)).clean(schema, place, 0)
     whole = _whole(cleaned)
+    size_bytes = len(json.dumps(whole))
+    if size_bytes > MAX_GRAMMAR_BYTES:
+        raise SchemaRefused(place, f"the schema is longer than {MAX_GRAMMAR_BYTES} bytes")
     try:
-        _check(whole)
+        check(_alone(whole))
     except GrammarError as error:
-        culprit, reason = _blamed(whole, place, str(error))
+        culprit, reason = place, str(error)
+        if size_bytes <= MAX_BLAMED_BYTES:
+            culprit, reason = _blamed(whole, place, reason, check)
         raise SchemaRefused(culprit, reason) from None
     return {**whole, "x-guidance": STYLE}
 
@@ -52,8 +62,8 @@ def _whole(schema: Json) -> Schema:
     return {} if schema else {"anyOf": []}
 
 
-def _check(schema: Schema) -> None:
-    check(grammar_of("start: @value", {"value": {**schema, "x-guidance": STYLE}}))
+def _alone(schema: Schema) -> str:
+    return grammar_of("start: @value", {"value": {**schema, "x-guidance": STYLE}})
 
 
 class _Cleaner:
@@ -113,10 +123,10 @@ def _says(key: str, value: Json) -> bool:
         return value in FORMATS if isinstance(value, str) else True
     if key == "uniqueItems":
         return value is not False
-    return key != "x-guidance"
+    return key not in _REMARKS
 
 
-def _blamed(schema: Schema, place: str, reason: str) -> tuple[str, str]:
+def _blamed(schema: Schema, place: str, reason: str, check: Check) -> tuple[str, str]:
     """The innermost part that cannot be used by itself either, and why."""
     shared = {key: schema[key] for key in _SHARED if key in schema}
     looks = 0
@@ -125,7 +135,7 @@ def _blamed(schema: Schema, place: str, reason: str) -> tuple[str, str]:
         nonlocal looks
         looks += 1
         try:
-            _check({**shared, **_whole(part)})
+            check(_alone({**shared, **_whole(part)}))
         except GrammarError as error:
             return str(error)
         return None

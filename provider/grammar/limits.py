@@ -8,9 +8,11 @@ from llguidance import LLParserLimits
 MAX_GRAMMAR_BYTES = 512 * 2**10
 """Of a grammar as it is sent to a worker."""
 MAX_SCHEMAS = 3_000
-"""Within one another. The time they take grows with the square of an object's optional properties."""
+"""Within one another. The time that an object's optional properties take grows with the square of their number."""
 MAX_PROPERTIES = 1_000
 """Of one object."""
+MAX_BLAMED_BYTES = 64 * 2**10
+"""A schema larger than this that cannot be used is not searched for the part that is to blame."""
 MAX_DEPTH = 40
 """Of schemas within one another; llguidance reads no JSON that is nested deeper than 128."""
 
