@@ -86,7 +86,7 @@ class ProviderView:
     slots: Mapping[str, Slot] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     holds: Mapping[str, Hold] = field(default_factory=lambda: NO_HOLDS)
-    """By request: what no heartbeat counts yet."""
+    """By request: what the last heartbeat does not count."""
     counted: Mapping[str, Hold] = field(default_factory=lambda: NO_HOLDS)
     """By request: what is with the provider and was accepted before its last heartbeat, whose slots count it."""
     full_until_s: Mapping[str, float] = field(default_factory=dict)
@@ -131,6 +131,8 @@ def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
     if view.capacity_seq is not None and beat.capacity_seq < view.capacity_seq:
         return replace(view, heard_s=now_s)
     slots = {slot.model: slot for slot in beat.slots}
+    ours = {**view.counted, **view.holds}
+    counted = _counted(ours, slots)
     return replace(
         view,
         heard_s=now_s,
@@ -142,8 +144,8 @@ def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
         loading_since_s=_loading(view, slots, now_s),
         load_bytes_per_s=_load_rate(view, slots, now_s),
         stats=beat.stats,
-        holds={key: hold for key, hold in view.holds.items() if not hold.accepted},
-        counted={**view.counted, **{key: hold for key, hold in view.holds.items() if hold.accepted}},
+        holds={key: hold for key, hold in ours.items() if key not in counted},
+        counted=counted,
     )
 
 
@@ -248,6 +250,18 @@ def _fresh(message: Register, generation: int, now_s: float) -> ProviderView:
         connected=True,
         heard_s=now_s,
     )
+
+
+def _counted(ours: Mapping[str, Hold], slots: Mapping[str, Slot]) -> dict[str, Hold]:
+    """Of what is with a provider, what was accepted, and no more than its slots have: a request that waits for its
+    model to be loaded may be in none."""
+    left = {model: slot.running + slot.waiting + slot.parked for model, slot in slots.items()}
+    counted = {}
+    for key, hold in ours.items():
+        if hold.accepted and left.get(hold.model, 0):
+            left[hold.model] -= 1
+            counted[key] = hold
+    return counted
 
 
 def _without(holds: Mapping[str, Hold], request_id: str) -> dict[str, Hold]:

@@ -12,6 +12,8 @@ from coordinator.views import Views
 
 PASSING = BUSY | {Reason.COOLING, Reason.BREAKER_OPEN, Reason.SUSPECT}
 """What ends by itself."""
+FIRST_BEAT_S = 1.0
+"""So soon after its registration a provider's first heartbeat comes."""
 
 
 def hopeful(
@@ -52,8 +54,11 @@ def rather_wait(
     Where somebody has the model and is only full, or has begun to load it, a request waits for as long as a load would
     take before it causes one: so it takes no more than twice what it would have taken had the future been known (the
     rule of ski rental). `waited_s` is also the time since the last load that was caused so, for that will serve many.
+    Of a provider that has only just dialled nobody knows yet what it has loaded.
     """
     mine = views[chosen.provider_id]
+    if mine.capacity_seq is None and now_s - mine.heard_s < FIRST_BEAT_S:
+        return True
     if not cold(mine, request.model) or waited_s >= chosen.terms.residency / 1000.0:
         return False
     ids, codes = reasons(request, views, now_s, timings, tables)

@@ -80,12 +80,14 @@ def test_a_models_update_replaces_the_whole_list() -> None:
     assert set(updated.models) == {"other"}
 
 
-def test_a_hold_lasts_until_a_heartbeat_after_its_acceptance() -> None:
+def test_a_hold_lasts_until_a_heartbeat_after_its_acceptance_counts_it() -> None:
+    counts = (slot(running=1),)
     held = fleet.held(view(), "j.1", Hold(MODEL, 10))
-    assert "j.1" in fleet.beaten(held, beat(2), 1).holds
+    assert "j.1" in fleet.beaten(held, beat(2, slots=counts), 1).holds
     taken = fleet.accepted(held, "j.1")
     assert "j.1" in taken.holds
-    assert "j.1" not in fleet.beaten(taken, beat(2), 1).holds
+    assert "j.1" in fleet.beaten(taken, beat(2, slots=(slot(),)), 1).holds
+    assert "j.1" not in fleet.beaten(taken, beat(2, slots=counts), 1).holds
 
 
 def test_release_and_acceptance_of_what_is_not_held_change_nothing() -> None:
@@ -136,8 +138,12 @@ class OneProvider(RuleBasedStateMachine):
         self.heard = self.now
         if seq >= self.highest_seq:
             self.highest_seq = seq
-            self.counted |= {job for job, taken in self.held.items() if taken}
+            taken = [*self.counted, *(job for job, taken in self.held.items() if taken)]
             self.held = {job: taken for job, taken in self.held.items() if not taken}
+            self.counted = set(self.view.counted)
+            assert self.counted <= set(taken)
+            assert len(self.counted) == min(running, len(taken))
+            self.held |= dict.fromkeys(set(taken) - self.counted, True)
             assert self.view.draining is draining
             assert self.view.slots[MODEL].running == running
 
@@ -241,3 +247,17 @@ def test_a_breaker_outlives_a_connection_and_ends_with_a_success() -> None:
     assert again.breakers == failing.breakers
     assert fleet.succeeded(again, MODEL).breakers == {}
     assert fleet.succeeded(again, "other") is again
+
+
+def test_what_waits_for_its_model_to_be_loaded_is_in_no_slot_and_still_there() -> None:
+    busy = view()
+    for number in range(3):
+        busy = fleet.accepted(fleet.held(busy, f"a.{number}", Hold(MODEL, 10)), f"a.{number}")
+    cold = fleet.beaten(busy, beat(2), 1.0)
+    assert (len(cold.holds), len(cold.counted)) == (3, 0)
+    loading = fleet.beaten(cold, beat(3, slots=(slot(state="loading", waiting=1),)), 2.0)
+    assert (len(loading.holds), len(loading.counted)) == (2, 1)
+    running = fleet.beaten(loading, beat(4, slots=(slot(running=2, parked=1),)), 3.0)
+    assert (len(running.holds), len(running.counted)) == (0, 3)
+    died = fleet.beaten(running, beat(5), 4.0)
+    assert (len(died.holds), len(died.counted)) == (3, 0)
