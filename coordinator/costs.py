@@ -21,8 +21,8 @@ ROOMY = 0.75
 """Up to this share of its KV pool a provider parks nobody."""
 PARKED_ANSWERS = 3.0
 """What each parked chat counts for: its answer, its copies out and in, and that the next may be parked too."""
-KEPT_SHARE = 0.5
-"""Of a prompt, that whoever served the conversation last may have kept."""
+KEPT_SHARE = 0.25
+"""Of a prompt, that whoever served the conversation last is taken to have kept: what it has kept it does not say."""
 
 
 class Terms(NamedTuple, Generic[Cell]):

@@ -1,7 +1,7 @@
 """Which provider takes a request: pure, and with one closed reason for each that cannot."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,8 @@ def route(
     timings: Timings,
     tables: MemoryTables,
 ) -> Chosen | Refused:
-    """The provider of least cost, those that are as good at random; every other provider has a cost or a reason."""
+    """The provider of least cost; of those that are as good the one that served the conversation last, else any. Every
+    other provider has a cost or a reason."""
     seen = views.seen(request.model, tables)
     if seen is None:
         return Refused(_counts(np.zeros(0, np.uint8), len(views)))
@@ -91,8 +92,9 @@ def route(
     cost = costs.cost(request, seen.own, rates, seen.machine.slowdown, last, now_s)
     cost[~able] = np.inf
     least = float(cost.min())
-    ties = np.flatnonzero(cost <= least + max(TIE_MS, TIE_SHARE * least))
-    row = int(ties[rng.randrange(len(ties))])
+    enough = least + max(TIE_MS, TIE_SHARE * least)
+    ties = np.flatnonzero(cost <= enough)
+    row = last if last is not None and cost[last] <= enough else int(ties[rng.randrange(len(ties))])
     return Chosen(seen.ids[row], float(cost[row]), _terms(request, seen, rates, now_s, row), candidates)
 
 
@@ -104,11 +106,13 @@ def explain(
     seen = views.seen(request.model, tables)
     if seen is None:
         return verdicts
-    rates = costs.rates(seen.own)
-    for row, code in enumerate(_codes(request, seen, now_s, timings).tolist()):
-        reason = REASONS[code - 1] if code else None
-        terms = None if code else _terms(request, seen, rates, now_s, row)
-        verdicts[seen.ids[row]] = Candidate(seen.ids[row], reason, terms)
+    rates, last = costs.rates(seen.own), _served_last(request, seen)
+    codes = _codes(request, seen, now_s, timings)
+    places, speeds, slowdowns = _rows(seen.own), _rows(rates), seen.machine.slowdown.tolist()
+    for row, (one, code) in enumerate(zip(seen.ids, codes.tolist(), strict=True)):
+        own, mine, slowdown = Place(*places[row]), Rates(*speeds[row]), slowdowns[row]
+        terms = None if code else costs.terms(request, own, mine, slowdown, row == last, now_s)
+        verdicts[one] = Candidate(one, REASONS[code - 1] if code else None, terms)
     return verdicts
 
 
@@ -139,6 +143,10 @@ def _tried(request: Request, seen: Seen) -> list[int]:
 
 def _served_last(request: Request, seen: Seen) -> int | None:
     return None if request.served_last is None else seen.rows.get(request.served_last)
+
+
+def _rows(columns: Iterable[Floats]) -> list[tuple[float, ...]]:
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _terms(request: Request, seen: Seen, rates: Rates[Floats], now_s: float, row: int) -> Terms[float]:
