@@ -7,6 +7,7 @@ from llguidance import LLMatcher, LLTokenizer
 from provider.errors import GrammarError
 from provider.grammar.limits import parser_limits
 
+MAX_REASON_CHARS = 300
 _REWORDED = {
     "Unimplemented keys:": "it uses what is not supported:",
     "oneOf constraints": "oneOf is supported only where its alternatives exclude one another",
@@ -36,7 +37,7 @@ def _reason(matcher: LLMatcher) -> str:
     for theirs, ours in _REWORDED.items():
         if said.startswith(theirs):
             return said.replace(theirs, ours) if theirs.endswith(":") else ours
-    return said
+    return said if len(said) <= MAX_REASON_CHARS else f"{said[:MAX_REASON_CHARS]}..."
 
 
 @lru_cache(1)

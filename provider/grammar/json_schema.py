@@ -89,9 +89,7 @@ class _Cleaner:
             raise SchemaRefused(f"{place}.properties", f"there are more than {MAX_PROPERTIES}")
         says = {key: value for key, value in schema.items() if _says(key, value)}
         cleaned = {key: self._member(key, value, f"{place}.{key}", depth) for key, value in says.items()}
-        if self._closes and "properties" in cleaned and not _OTHERS & cleaned.keys():
-            cleaned["additionalProperties"] = False
-        return cleaned
+        return {**cleaned, "additionalProperties": False} if self._closes and _is_described(cleaned) else cleaned
 
     def _member(self, key: str, value: Json, place: str, depth: int) -> Json:
         if key in _MAPS and isinstance(value, dict):
@@ -101,6 +99,13 @@ class _Cleaner:
         if key in _PARTS and isinstance(value, dict):
             return self.clean(value, place, depth + 1)
         return value
+
+
+def _is_described(schema: Schema) -> bool:
+    """Whether what it says of its properties is all that there is to say."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    named = isinstance(properties, dict) and isinstance(required, list) and set(map(str, required)) <= set(properties)
+    return named and not _OTHERS & schema.keys()
 
 
 def _stands_alone(schema: Json) -> bool:

@@ -1,0 +1,131 @@
+"""What JSON schemas are taken for an answer's form, and what is said of those that are not."""
+
+import json
+from typing import Any
+
+import pytest
+
+from provider.errors import GrammarError, SchemaRefused
+from provider.grammar.checking import check
+from provider.grammar.json_schema import MAX_LOOKS, usable
+from provider.grammar.limits import MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def refusal(schema: Any) -> SchemaRefused:
+    with pytest.raises(SchemaRefused) as caught:
+        usable(schema, "s", check)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ([], "s"),
+        ("object", "s"),
+        (False, "s"),
+        ({"type": "strin"}, "s"),
+        (closed(a={"type": "strin"}), "s.properties.a"),
+        (closed(a=closed(b={"not": {}})), "s.properties.a.properties.b"),
+        (closed(a={"type": "array", "items": 3}), "s.properties.a"),
+        (closed(a={"anyOf": [{"type": "integer"}, 3]}), "s.properties.a.anyOf[1]"),
+        (closed(a={"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(a"}]}), "s.properties.a.anyOf[1]"),
+        (closed(a={"type": "string", "pattern": "(?=a)"}), "s.properties.a"),
+        ({"$defs": {"x": {"if": {}}}, **closed(a={"$ref": "#/$defs/x"})}, "s.properties.a"),
+        ({"$ref": "#/$defs/none"}, "s"),
+        ({"$ref": "https://example.com/schema"}, "s"),
+        ({"$ref": "#"}, "s"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "s.$defs.a"),
+        ({"type": "array", "uniqueItems": True}, "s"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "s"),
+        ({"enum": []}, "s"),
+        (closed(a={"type": "string", "minLength": 5, "maxLength": 2}), "s.properties.a"),
+        ({"properties": [1]}, "s"),
+        ({"type": "object", "required": "a"}, "s"),
+        ({"type": "integer", "maximum": "x"}, "s"),
+    ],
+)
+def test_a_schema_that_cannot_be_held_to_is_refused_by_its_place(schema: Any, place: str) -> None:
+    refused = refusal(schema)
+    assert refused.place == place
+    assert str(refused) == f"{place}: {refused.reason}"
+    assert "\n" not in refused.reason
+
+
+def test_a_schema_is_bounded_before_anything_is_compiled() -> None:
+    def nobody(grammar: str) -> None:
+        raise AssertionError("compiled")
+
+    nested: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH + 1):
+        nested = {"items": nested}
+    for schema in (
+        nested,
+        {"properties": {str(number): {} for number in range(MAX_PROPERTIES + 1)}},
+        {"anyOf": [{"const": number} for number in range(MAX_SCHEMAS)]},
+        {"enum": ["x" * MAX_GRAMMAR_BYTES]},
+    ):
+        with pytest.raises(SchemaRefused):
+            usable(schema, "s", nobody)
+
+
+def test_what_says_nothing_of_the_value_is_left_out() -> None:
+    remarks = {"title": "t", "description": "d", "default": 1, "examples": [1], "x-guidance": {"lenient": True}}
+    schema = closed(a={"type": "string", "format": "binary", **remarks}, format={"type": "string", "format": "date"})
+    said = usable({**schema, **remarks}, "s", check)
+    assert said["properties"] == {"a": {"type": "string"}, "format": {"type": "string", "format": "date"}}
+    assert said["x-guidance"].get("lenient") is None
+    assert usable({"type": "array", "uniqueItems": False}, "s", check)["type"] == "array"
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        ({"properties": {"a": {}}}, True),
+        ({"properties": {}}, True),
+        ({"properties": {}, "required": ["a"]}, False),
+        ({"type": "object"}, False),
+        ({"properties": {"a": {}}, "additionalProperties": True}, False),
+        ({"properties": {"a": {}}, "patternProperties": {"^b": {}}}, False),
+        ({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}, False),
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, False),
+        ({"$defs": {"x": {"properties": {}}}, "properties": {"a": {"$ref": "#/$defs/x", "required": []}}}, False),
+        ({"$defs": {"x": {"properties": {}}}, "properties": {"a": {"$ref": "#/$defs/x"}}}, True),
+    ],
+)
+def test_an_object_is_closed_where_one_place_describes_it(schema: dict[str, Any], is_closed: bool) -> None:
+    assert (usable(schema, "s", check).get("additionalProperties") is False) == is_closed
+
+
+def test_the_order_of_properties_is_kept() -> None:
+    schema = closed(zeta={}, alpha={}, mu={})
+    assert list(json.loads(json.dumps(usable(schema, "s", check)))["properties"]) == ["zeta", "alpha", "mu"]
+
+
+def test_only_a_schema_of_some_size_is_searched_for_what_is_to_blame() -> None:
+    looks = []
+
+    def refuses(grammar: str) -> None:
+        looks.append(grammar)
+        raise GrammarError("no")
+
+    with pytest.raises(SchemaRefused):
+        usable(closed(**{f"p{number}": {"const": "x" * 1000} for number in range(100)}), "s", refuses)
+    assert len(looks) == 1
+
+
+def test_the_search_for_what_is_to_blame_is_bounded() -> None:
+    looks = []
+
+    def refuses_the_whole(grammar: str) -> None:
+        looks.append(grammar)
+        if "anyOf" in grammar:
+            raise GrammarError("no")
+
+    with pytest.raises(SchemaRefused) as caught:
+        usable({"anyOf": [{"const": number} for number in range(1000)]}, "s", refuses_the_whole)
+    assert caught.value.place == "s"
+    assert len(looks) <= 1 + MAX_LOOKS
