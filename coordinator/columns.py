@@ -38,6 +38,8 @@ LOAD_BYTES_PER_S = 1e9
 """Of a provider that has not been seen loading: an ordinary SSD."""
 SLOWDOWN = {"nominal": 1.0, "fair": 1.1, "serious": 1.5, "critical": 3.0}
 """Of a machine that throttles; its rates are smoothed, and follow late."""
+MOST_KNOWN = 10_000
+"""Models of releases whose reserve is remembered."""
 SLOWEST_TPS, FASTEST_TPS = 1e-2, 1e8
 """A rate beyond these is no rate."""
 
@@ -116,6 +118,8 @@ class Estimator:
         key = (view.version, ad.id, ad.vision)
         known = self._alone.get(key)
         if known is None:
+            if len(self._alone) >= MOST_KNOWN:
+                self._alone.clear()
             known = self._alone[key] = float(mirror.reserve_alone(view, ad, self.tables))
         return known
 

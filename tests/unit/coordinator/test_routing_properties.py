@@ -1,5 +1,6 @@
 """What holds of every decision, and that the columns say what the scalar oracle says."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -238,3 +239,22 @@ def _partly(former: ProviderView | None, new: ProviderView, number: int) -> Prov
         return new
     part = PARTS[number % len(PARTS)]
     return replace(former, **{part: getattr(new, part)})
+
+
+@pytest.mark.parametrize("size", [2**53, 2**63 - 1])
+@pytest.mark.parametrize("state", ["idle", "loading", "unloading", "none"])
+def test_numbers_of_any_size_end_in_a_cost_or_a_reason(size: int, state: str) -> None:
+    names = ("running", "waiting", "parked", "tokens_used", "tokens_queued", "max_concurrency", "kv_bytes_per_token")
+    told = () if state == "none" else (slot(state=state, tokens_max=7, **dict.fromkeys(names, size)),)
+    facts = dict.fromkeys(("size_bytes", "context_length", "kv_bytes_per_token", "state_bytes"), size)
+    huge = view("huge", *told, models={MODEL: advert(**facts)}, memory=memory(free_for_load_bytes=size))
+    known = listed(fleet.held(huge, "1.1", Hold(MODEL, size)), view("well", slot()))
+    for least_tokens in (0, 2**40):
+        request = Request(MODEL, 2**40, least_tokens=least_tokens)
+        for one in explain(request, known, 0.0, TIMINGS, TABLES).values():
+            assert one.reason is not None or (one.cost_ms is not None and math.isfinite(one.cost_ms))
+        match route(request, known, 0.0, random.Random(0), TIMINGS, TABLES):
+            case Chosen(_, cost_ms):
+                assert math.isfinite(cost_ms)
+            case Refused() as refused:
+                assert refused.reason in (Reason.CONTEXT_EXCEEDED, Reason.PROMPT_TOO_LONG)
