@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from coordinator.api import admin, chat, draining, errors, fleet, health, keys, models, provider, route, usage
+from coordinator.api import admin, chat, draining, errors, fleet, health, keys, models, placement, provider, route, usage
 from coordinator.api.requests import Requests
 from coordinator.services import Services
 from provider.api.openapi import document
@@ -19,7 +19,7 @@ def create_app() -> FastAPI:
     errors.install(app)
     app.add_middleware(Requests)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way
-    for part in (chat, models, route, fleet, admin, draining, keys, usage, health, provider):
+    for part in (chat, models, route, fleet, admin, draining, keys, placement, usage, health, provider):
         app.include_router(part.router)
     return app
 

@@ -50,8 +50,30 @@ class Timings:
     """How long a revoked key may still be taken."""
     reference_s: float = 10
     """How old the tables and the desired models may be that another coordinator, or an operator, has changed."""
+    place_s: float = 5
+    """How often it is looked where models are to be kept warm."""
     load_s: float = 600
     """How long an operator's load or unload is waited for: the chats of a model that leaves end first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How patient the placing of models is (coordinator.placement)."""
+
+    start_s: float = 60.0
+    """After its start a coordinator waits for the providers to dial it before it finds anything missing."""
+    settle_s: float = 10.0
+    """A pool has to be short for so long."""
+    believed_s: float = 45.0
+    """A provider that has dialled again is believed for so long to hold what it held, until its first heartbeat."""
+    load_s: float = 600.0
+    """A load that is not done by then has failed."""
+    kept_s: float = 600.0
+    """A model that was loaded by order and has left before that counts as a failed load."""
+    first_retry_s: float = 30.0
+    last_retry_s: float = 3600.0
+    per_minute: int = 12
+    """Orders to the whole fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +94,7 @@ class Settings:
     port: int = DEFAULT_PORT
     up: UpSecrets | None = None
     timings: Timings = Timings()
+    pace: Pace = Pace()
     most_waiting: int = MOST_WAITING
 
 

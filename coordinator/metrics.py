@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from coordinator.placement import Placement
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -68,6 +70,25 @@ class Metrics:
         self.records_lost = Counter(
             "darkbloom_records_lost", "Rows given up and logged instead.", registry=self.registry
         )
+
+        self.placing = Gauge(
+            "darkbloom_placing", "1 where this coordinator is the one that places models.", registry=self.registry
+        )
+        self.placement_orders = Counter(
+            "darkbloom_placement_orders", "Orders to keep models warm.", ["kind"], registry=self.registry
+        )
+        self.placement_missing = Gauge(
+            "darkbloom_placement_missing",
+            "Warm providers that a pool lacks.",
+            ["model", "providers"],
+            registry=self.registry,
+        )
+
+    def missing(self, placement: Placement) -> None:
+        """Of the pools there are now, and of no others."""
+        self.placement_missing.clear()
+        for state in placement.pools:
+            self.placement_missing.labels(state.model, state.pool.providers).set(state.missing)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -17,9 +17,11 @@ from coordinator.hub import WATCH_EVERY_S, Hub
 from coordinator.journal import Journal
 from coordinator.keys import KeyRing, hashed
 from coordinator.limits import RateLimits
+from coordinator.placer import Placer
 from coordinator.recorder import Recorder
 from coordinator.reference import Reference
 from coordinator.routability import Teller
+from coordinator.store.leadership import Leadership
 from coordinator.store.lifetime import open_store
 from coordinator.store.postgres import Store
 from coordinator.store.records import Sighting, Token, TokenKind, Touch
@@ -48,6 +50,7 @@ class Services:
     accounts: Accounts
     recorder: Recorder
     reference: Reference
+    placer: Placer
 
     def health(self) -> Health:
         """Of this process: a coordinator without providers is well."""
@@ -74,13 +77,16 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         store = await stack.enter_async_context(open_store(settings))
         if settings.up is not None:
             await _store_up_tokens(store, settings.up)
-        services = _wire(settings, store)
+        leadership = Leadership(store.url)
+        stack.push_async_callback(leadership.close)
+        services = _wire(settings, store, leadership)
         stack.callback(services.recorder.close)
         await services.reference.read()
         refreshing = services.reference.run(settings.timings.reference_s)
         telling = Teller(services.hub, settings.timings, lambda: services.reference.tables, time.monotonic)
         recording = (services.accounts.run(), services.recorder.run())
-        for endless in (services.hub.watch(), *recording, services.keys.run(), telling.run(), refreshing):
+        looking = (services.placer.run(), telling.run(), refreshing)
+        for endless in (services.hub.watch(), *recording, services.keys.run(), *looking):
             stack.push_async_callback(_stop, asyncio.create_task(endless))
         try:
             yield services
@@ -89,7 +95,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             await services.recorder.flush(settings.timings.flush_s)
 
 
-def _wire(settings: Settings, store: Store) -> Services:
+def _wire(settings: Settings, store: Store, leadership: Leadership) -> Services:
     def seen(message: Register) -> None:
         recorder.add(_sighting(message))
 
@@ -115,7 +121,8 @@ def _wire(settings: Settings, store: Store) -> Services:
         settings.most_waiting,
     )
     keys = KeyRing(store.live_tokens, time.monotonic, used, settings.timings.key_fresh_s)
-    return Services(settings, store, keys, limits, hub, dispatcher, accounts, recorder, reference)
+    placer = Placer(hub, reference, leadership, settings.timings, settings.pace, time.monotonic)
+    return Services(settings, store, keys, limits, hub, dispatcher, accounts, recorder, reference, placer)
 
 
 def _sighting(message: Register) -> Sighting:

@@ -55,6 +55,7 @@ class Store:
     """Raises StoreDown from every method when the database does not answer in time."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._engine = create_async_engine(
             driver_url(url),
             pool_size=4,
