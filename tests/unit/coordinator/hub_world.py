@@ -63,12 +63,17 @@ class World:
 
     async def join(self, number: int = 0, resume: dict[str, int] | None = None, model: str = MODEL) -> Wires:
         """`resume`: what it could go on with, and from which number on it would."""
-        wires = Wires()
-        self.serving.append(asyncio.create_task(self.hub.serve(wires)))
+        wires = await self.dial()
         points = [ResumePoint(request_id=id, next_seq=seq) for id, seq in (resume or {}).items()]
         wires.say(register(uuid_of(number), (model,)).model_copy(update={"resume": points}))
         wires.say(heartbeat())
         await settle()
+        return wires
+
+    async def dial(self) -> Wires:
+        """A socket that has said nothing yet."""
+        wires = Wires()
+        self.serving.append(asyncio.create_task(self.hub.serve(wires)))
         return wires
 
     async def wait(self, seconds: float) -> None:
