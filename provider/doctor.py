@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, assert_never
 
@@ -19,6 +20,7 @@ from rich.text import Text
 from provider.config import ProviderConfig, read_config
 from provider.described import read_described
 from provider.errors import ConfigError, ModelError
+from provider.exact_findings import exact_object, judge_exact
 from provider.findings import Finding, Status, is_failure
 from provider.fit_findings import fit_findings, fit_object
 from provider.fitness import FitReport, judge_fit
@@ -293,6 +295,12 @@ def doctor(
     facts: Annotated[
         Path | None, typer.Option(help="Judge whether a model fits on the machine that this file describes.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Try on the model whether a chat's bytes depend on who else is there.")
+    ] = False,
+    adversary: Annotated[
+        bool, typer.Option("--adversary", help="With --exact: as if this device rounded by the size of every launch.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a warning too.")] = False,
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider to try.")] = None,
     token: Annotated[str | None, typer.Option(help="A provider token to try there.")] = None,
@@ -300,6 +308,9 @@ def doctor(
     data_dir: Annotated[Path | None, typer.Option(help="Where the embedded Postgres keeps its data.")] = None,
 ) -> None:
     """Looks at this machine and says what would keep it from serving, and how to fix it."""
+    if exact or adversary:
+        _doctor_exact(model or BUNDLED_MODEL_ID, adversary, as_json, strict)
+        return
     if facts is not None:
         findings, reports = _judge_described(facts, model)
     else:
@@ -308,6 +319,22 @@ def doctor(
     if as_json:
         fit = fit_object(reports[0]) if reports else None
         typer.echo(json.dumps({"checks": [asdict(finding) for finding in findings], "fit": fit}))
+    else:
+        _print(findings)
+    if is_failure(findings, strict):
+        raise typer.Exit(1)
+
+
+def _doctor_exact(model: str, adversary: bool, as_json: bool, strict: bool) -> None:
+    try:
+        from provider.exact_trial import try_exact  # and MLX with it
+    except (ImportError, OSError) as error:
+        raise ConfigError(f"MLX cannot be used here ({error}): `darkbloom-py doctor` says what to do.") from error
+    facts = try_exact(model, adversary, partial(typer.echo, err=as_json))
+    findings = judge_exact(facts)
+    if as_json:
+        told = {"checks": [asdict(one) for one in findings], "fit": None, "exact": exact_object(facts)}
+        typer.echo(json.dumps(told))
     else:
         _print(findings)
     if is_failure(findings, strict):

@@ -20,6 +20,10 @@ class LanedGeneric(Generic):
         super().__init__(model)
         self._packing = ingredients.packing
 
+    def append(self, id: str, tokens: Sequence[int]) -> None:
+        """In the launches of `logits_after`: a prompt's last chunk is not drawn from when it is computed again."""
+        self.logits_after(id, tokens)
+
     def decode(self, ids: Sequence[str], tokens: mx.array, widths: Sequence[int]) -> list[Pass]:
         assert max(widths) == 1, "nothing drafts for these families"
         return [self._lane([ids[i] for i in lane.members], tokens, lane) for lane in self._packing.pack(widths)]

@@ -1,0 +1,113 @@
+"""`doctor --exact`: loads a model in this process and has one and the same chat, greedy and seeded, computed in every
+condition. The longer sibling of the check that each load makes."""
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from provider.backends.mlx.backend import MlxBackend
+from provider.backends.mlx.lane_cost import lanes_of, pass_seconds
+from provider.backends.mlx.numerics_adversary import NumericsAdversary
+from provider.errors import ModelError
+from provider.exact.choice import cheapest
+from provider.exact.policy import Condition, Found, On, Unavailable, decide
+from provider.exact_check import CheckFailed, Question, Reading, check
+from provider.exact_findings import ExactFacts, Tried
+from provider.generation import Sampling
+from provider.heads import attach_head, choose_head
+from provider.models.checkpoint import read_checkpoint
+from provider.models.resolve import find_model
+from provider.models.tokenizer import ModelTokenizer
+from provider.mtp.smoke import smoke_prompts
+from provider.pipe import DraftSpec
+
+TOKENS = 16
+COUNTED = 40
+"""A text that any model goes on with as it must, so that drafts are right; longer than some sub-chunks of a prompt."""
+SAMPLINGS = (Sampling(temperature=0), Sampling(temperature=0.8, seed=7))
+
+Say = Callable[[str], None]
+
+
+def try_exact(model: str, adversary: bool, say: Say, tokens: int = TOKENS) -> ExactFacts:
+    """`say` hears of each condition as it is done; `tokens`: of the chat's answer. Raises ModelError for a model that
+    is not here or not served."""
+    found = find_model(model)
+    backend = _load(found.directory)
+    try:
+        return _tried(backend, found.id, _questions(ModelTokenizer(found.directory), tokens), adversary, say)
+    finally:
+        backend.close()
+
+
+def _load(directory: Path) -> MlxBackend:
+    tokenizer, probed = ModelTokenizer(directory), read_checkpoint(directory).mtp
+    spec = DraftSpec(mode="auto", killed=False, declaration=probed.declaration.value, model_type=probed.model_type)
+    backend = MlxBackend(directory)
+    attach_head(backend, choose_head(directory, spec), tokenizer.encode)
+    return backend
+
+
+def _questions(tokenizer: ModelTokenizer, tokens: int) -> list[Question]:
+    chat = tokenizer.encode(", ".join(str(number + 1) for number in range(COUNTED)) + ",")
+    others = smoke_prompts(tokenizer.encode)[1:]
+    if not chat or len(others) < 3:
+        raise ModelError("the tokenizer makes nothing of plain text, so that there is nothing to ask.")
+    return [Question(chat, others, tokens, sampling) for sampling in SAMPLINGS]
+
+
+def _tried(backend: MlxBackend, id: str, questions: Sequence[Question], adversary: bool, say: Say) -> ExactFacts:
+    grid, device = backend.grid, backend.facts.device
+    candidates = grid.candidates
+    rows = cheapest(pass_seconds(backend, candidates)) if len(candidates) > 1 else next(iter(candidates), None)
+    match decide("on", Found(lanes=True, experts_per_token=grid.experts_per_token, lane_rows=rows)):
+        case On(rows):
+            backend.decode_in_lanes(lanes_of(backend, rows))
+        case Unavailable(_, reason):
+            return ExactFacts(model=id, device=device, adversary=adversary, lane_rows=None, reason=reason)
+    hostile = NumericsAdversary() if adversary else None
+    try:
+        tried = [one for condition in Condition for one in _try(backend, questions, condition, hostile, say)]
+        backend.decode_in_lanes(None)
+        without = [] if hostile is None else _without(backend, questions, hostile, say)
+    except CheckFailed as failed:
+        reason = f"the check came to no end: {failed}"
+        return ExactFacts(model=id, device=device, adversary=adversary, lane_rows=None, reason=reason)
+    return ExactFacts(model=id, device=device, adversary=adversary, lane_rows=rows, tried=tried, without=without)
+
+
+def _without(backend: MlxBackend, questions: Sequence[Question], hostile: NumericsAdversary, say: Say) -> list[Tried]:
+    def say_so(text: str) -> None:
+        say(f"mode off: {text}")
+
+    return [one for condition in Condition for one in _try(backend, questions, condition, hostile, say_so)]
+
+
+def _try(
+    backend: MlxBackend,
+    questions: Sequence[Question],
+    condition: Condition,
+    hostile: NumericsAdversary | None,
+    say: Say,
+) -> list[Tried]:
+    """One, or none where the model has no part in the condition."""
+    readings = [one for question in questions for one in check(backend, question, (condition,), hostile)]
+    if not readings:
+        return []
+    digest = sha256("".join(one.digest for one in readings).encode()).hexdigest()
+    say(f"{condition}: {digest}")
+    return [Tried(condition, digest, all(map(_happened, readings)))]
+
+
+def _happened(reading: Reading) -> bool:
+    match reading.condition:
+        case Condition.ALONE:
+            return reading.widest == 1
+        case Condition.BESIDE | Condition.STAGGERED:
+            return reading.widest == 4
+        case Condition.PARKED:
+            return reading.parks > 0 and not reading.recomputes
+        case Condition.RECOMPUTED:
+            return reading.recomputes > 0
+        case Condition.DRAFTED:
+            return reading.accepted > 0
