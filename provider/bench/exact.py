@@ -20,6 +20,7 @@ from provider.bench.client import BenchError
 from provider.bench.exact_cost import Case, Choice, Cost, Measured, choice_of, cost_of
 from provider.bench.mtp import Counting, say
 from provider.engine import Engine
+from provider.exact.choice import MIX
 from provider.generation import Event, GenerationRequest, Sampling
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.models.checkpoint import read_checkpoint
@@ -35,7 +36,7 @@ from provider.worker import build
 if TYPE_CHECKING:
     from provider.backends.mlx.backend import MlxBackend
 
-STREAMS = (1, 4, 8)
+STREAMS = MIX
 AGGREGATE = 8
 """Streams at which drafting is measured."""
 DRAFTS = 2
@@ -130,9 +131,9 @@ def measure(backend: "MlxBackend", cases: Sequence[Case], plan: Plan) -> Iterato
 
 def rate(backend: "MlxBackend", case: Case, plan: Plan) -> float:
     """Tokens per second, of all streams together and while they all decode."""
-    from provider.backends.mlx.ingredients import in_lanes
+    from provider.backends.mlx.lane_cost import lanes_of
 
-    backend.decode_in_lanes(None if case.rows is None else in_lanes(case.rows, case.rows, backend.aside))
+    backend.decode_in_lanes(None if case.rows is None else lanes_of(backend, case.rows))
     limits = Limits(case.streams, 4096, prefilling=SHARED if case.rows is None else SOLO)
     engine = Engine(Scheduler(limits, Pool(10**9)), backend, lambda ids, _: "x" * len(ids), FixedDepth(case.drafts))
     for number, prompt in enumerate(plan.prompts[: case.streams]):

@@ -41,8 +41,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Of the row counts that can be exact: `chosen` at load, by a short measurement; `mix_ms` of this one: the mean of
-    `token_ms` over the numbers of streams, of each; `best`: where that is least."""
+    """Of the row counts that leave drafts their room (`candidates`): the one `chosen` at load, by a short measurement
+    of passes, and the one that is `best` here. `mix_ms`, of each row count: the mean time between two tokens of a chat,
+    over all chats of the mix (provider.exact.choice)."""
 
     candidates: tuple[int, ...]
     chosen: int
@@ -69,13 +70,18 @@ def cost_of(rows: int, streams: int, drafts: int, measured: Sequence[Measured]) 
 
 def choice_of(candidates: Sequence[int], chosen: int, costs: Sequence[Cost]) -> Choice:
     """`costs`: without drafts, of every row count at the same numbers of streams."""
-    mix_ms = {
-        rows: statistics.mean(one.token_ms for one in costs if (one.rows, one.drafts) == (rows, 0))
-        for rows in sorted({one.rows for one in costs})
-    }
+    mix_ms = {rows: _mix_ms([one for one in costs if (one.rows, one.drafts) == (rows, 0)]) for rows in _rows(costs)}
     return Choice(
         candidates=tuple(candidates), chosen=chosen, mix_ms=mix_ms, best=min(candidates, key=lambda rows: mix_ms[rows])
     )
+
+
+def _mix_ms(costs: Sequence[Cost]) -> float:
+    return sum(one.streams * one.token_ms for one in costs) / sum(one.streams for one in costs)
+
+
+def _rows(costs: Sequence[Cost]) -> list[int]:
+    return sorted({one.rows for one in costs})
 
 
 def _by_round(case: Case, measured: Sequence[Measured]) -> dict[int, float]:

@@ -24,7 +24,7 @@ def test_rows_are_compared_over_the_whole_mix_and_drafts_do_not_count() -> None:
         _cost(8, 8, 0, token_ms=12), _cost(8, 8, 2, token_ms=900),
     ]  # fmt: skip
     choice = choice_of([1, 8], 1, costs)
-    assert choice.mix_ms == {1: 22.5, 8: 11}
+    assert choice.mix_ms == {1: (5 + 8 * 40) / 9, 8: (10 + 8 * 12) / 9}
     assert (choice.chosen, choice.best) == (1, 8)
     assert choice_of([1], 1, costs).best == 1, "of those that can be exact"
 
