@@ -6,7 +6,20 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from coordinator.api import admin, chat, draining, errors, fleet, health, keys, models, placement, provider, route, usage
+from coordinator.api import (
+    admin,
+    chat,
+    draining,
+    errors,
+    fleet,
+    health,
+    keys,
+    models,
+    placement,
+    provider,
+    route,
+    usage,
+)
 from coordinator.api.requests import Requests
 from coordinator.services import Services
 from provider.api.openapi import document
