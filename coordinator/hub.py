@@ -151,8 +151,14 @@ class Hub:
         for stream in self._streams.of(view.provider_id):
             waited_s = now - stream.away_s if stream.away_s is not None else 0.0
             elsewhere = waited_s >= self._timings.failover_after_s and not stream.inbox.begun
-            if waited_s >= self._timings.resume_within_s or (elsewhere and self._served_elsewhere(stream)):
+            given_up = waited_s >= self._timings.resume_within_s or (elsewhere and self._served_elsewhere(stream))
+            if given_up and not stream.inbox.ended:
                 stream.inbox.break_off(Broken.PROVIDER_LOST)
+                self._count_resumptions(lost=1)
+
+    def _count_resumptions(self, **outcomes: int) -> None:
+        for outcome, count in outcomes.items():
+            self.metrics.resumptions.labels(outcome).inc(count)
 
     def _served_elsewhere(self, stream: Stream) -> bool:
         return any(stream.model in self._views[provider_id].models for provider_id in self._connections)
@@ -216,6 +222,7 @@ class Hub:
         link.send(self._welcome(connection, agreed))
         for stream in agreed.again:
             self._send(stream)
+        self._count_resumptions(resumed=len(agreed.resume), sent_again=len(agreed.again), lost=agreed.lost)
         if self._desired is not None:
             link.send(self._desired)
         log.event(

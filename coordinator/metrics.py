@@ -57,6 +57,12 @@ class Metrics:
             "Times that a provider was left alone after requests for a model had kept failing there.",
             registry=self.registry,
         )
+        self.resumptions = Counter(
+            "darkbloom_stream_resumptions",
+            "Answers whose provider lost its connection, by what came of them: resumed, sent again, or lost.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.running = Gauge("darkbloom_requests_running", "Generation requests in progress.", registry=self.registry)
         self.first_chunk = Histogram(
             "darkbloom_time_to_first_chunk_seconds",

@@ -24,13 +24,15 @@ class Stream:
     away_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Agreed:
-    """What a provider that has come back is told; `again` are the requests that had not reached it."""
+    """What a provider that has come back is told; `again` are the requests that had not reached it, and `lost` is how
+    many of its answers it has forgotten."""
 
     resume: list[ResumePoint]
     gone: list[str]
     again: list[Stream]
+    lost: int
 
 
 class Streams:
@@ -76,7 +78,7 @@ class Streams:
         """A new connection, and what the provider could go on with. What it knows nothing of is sent again if nothing
         was ever heard of it, and is lost otherwise."""
         offered = {point.request_id: point.next_seq for point in points}
-        agreed = Agreed([], [], [])
+        agreed = Agreed([], [], [], 0)
         for stream in self.of(provider_id):
             inbox, next_seq = stream.inbox, offered.get(stream.request_id)
             if inbox.ended:
@@ -89,6 +91,7 @@ class Streams:
                 stream.connection, stream.away_s = connection, None
             else:
                 inbox.break_off(Broken.PROVIDER_LOST)
+                agreed.lost += 1
         resumed = {point.request_id for point in agreed.resume}
         agreed.gone.extend(id for id in offered if id not in resumed)
         return agreed
