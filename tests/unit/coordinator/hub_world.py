@@ -91,6 +91,11 @@ class World:
         view = self.hub.views[uuid_of(number)]
         return {*view.holds, *view.counted}
 
+    def counted(self, outcome: str) -> float:
+        """Of the answers whose provider lost its connection."""
+        name = "darkbloom_stream_resumptions_total"
+        return self.hub.metrics.registry.get_sample_value(name, {"outcome": outcome}) or 0.0
+
     def lease(self, request_id: str = "j.1", number: int = 0) -> "contextlib.AbstractContextManager[Inbox]":
         return self.hub.lease(uuid_of(number), Hold(MODEL, 10), request_id, REQUEST)
 

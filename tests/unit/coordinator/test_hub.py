@@ -50,6 +50,7 @@ def test_a_fleet_whose_sockets_all_break_for_twenty_seconds_comes_back_with_ever
                 again.say(chunk(1, f"j{number}.1"))
             await settle()
             assert [taken(inbox) for inbox in inboxes] == [[0, 1]] * FLEET
+            assert world.counted("resumed") == FLEET
             assert all(world.held(number) == {f"j{number}.1"} for number in range(FLEET))
         assert not any(world.held(number) for number in range(FLEET))
 
@@ -69,6 +70,7 @@ def test_streams_wait_forty_five_seconds_for_their_provider_and_no_longer() -> N
             assert world.held() == {"j.1"}
             await world.wait(2)
             assert taken(inbox) == [0, Broken.PROVIDER_LOST]
+            assert (world.counted("lost"), world.counted("resumed")) == (1, 0)
         assert world.held() == set()
         again = await world.join(resume={"j.1": 9})
         assert again.told("registered")[0]["gone"] == ["j.1"]
