@@ -15,6 +15,8 @@ from provider.protocol import (
     parse_from_provider,
 )
 
+UNKNOWN_LOGGED = 10
+
 
 class Malformed(Exception):
     """The peer has sent too much that is no message; the link is closing."""
@@ -29,6 +31,7 @@ class Connection:
     provider_id: str = ""
     generation: int = 0
     malformed: int = 0
+    unknown: int = 0
 
     def parse(self, frame: str | bytes) -> FromProvider | None:
         """None for what is no message, or none that is known here. Raises Malformed."""
@@ -38,14 +41,20 @@ class Connection:
         try:
             message = parse_from_provider(frame)
         except UnknownType as unknown:
-            self.metrics.frames.labels("unknown").inc()
-            log.warning("frame_type_unknown", provider=self.provider_id, type=str(unknown)[:80])
+            self._note_unknown(unknown)
             return None
         except ProtocolViolation as violation:
             self.complain(str(violation))
             return None
         self.metrics.frames.labels(message.type).inc()
         return message
+
+    def _note_unknown(self, unknown: UnknownType) -> None:
+        """A newer provider may say such things all day: the log has the first of them."""
+        self.metrics.frames.labels("unknown").inc()
+        self.unknown += 1
+        if self.unknown <= UNKNOWN_LOGGED:
+            log.warning("frame_type_unknown", provider=self.provider_id, type=str(unknown)[:80])
 
     def complain(self, message: str) -> None:
         """Raises Malformed the last time."""

@@ -19,6 +19,7 @@ from coordinator.streams import Agreed, Stream, Streams
 from coordinator.views import Views
 from provider.protocol import (
     CLOSE_BAD_VERSION,
+    CLOSE_ENDED,
     CLOSE_PROTOCOL_ERROR,
     CLOSE_SUPERSEDED,
     PROTOCOL_VERSION,
@@ -177,7 +178,7 @@ class Hub:
             log.failure("provider_connection_failed", error)
             link.close(1011, "internal error")
         finally:
-            if connection is not None and link.peer_code == CLOSE_GOING_AWAY:
+            if connection is not None and link.peer_code == CLOSE_ENDED:
                 self._lose(connection)
             elif connection is not None:
                 self._leave(connection)

@@ -20,6 +20,7 @@ from provider.outbox import Outbox
 from provider.protocol import (
     CLOSE_BAD_TOKEN,
     CLOSE_BAD_VERSION,
+    CLOSE_ENDED,
     CLOSE_SUPERSEDED,
     MAX_FRAME_BYTES,
     PING_S,
@@ -44,8 +45,6 @@ HEALTHY_S = 30.0
 """A connection that lived this long sets the back-off to its beginning."""
 BACKOFF_WAITED_FOR_S = 8.0
 """While answers wait for the link, so that an outage which they could outlast is not outlasted by the back-off."""
-CLOSE_GOING_AWAY = 1001
-"""Of a provider that ends: it will not come back with what it was doing."""
 OPEN_TIMEOUT_S = 10.0
 GOODBYE_S = 1.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -200,7 +199,7 @@ class Link:
 async def _say_goodbye(socket: ClientConnection) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GOODBYE_S):
-            await socket.close(CLOSE_GOING_AWAY)
+            await socket.close(CLOSE_ENDED)
 
 
 def _proxy(url: str) -> Literal[True] | None:

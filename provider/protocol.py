@@ -20,6 +20,8 @@ LOST_AFTER_S = 45
 LISTED_AFTER_LOSS_S = 600
 PING_S = 10
 MALFORMED_LIMIT = 3
+MOST_LISTED = 4096
+"""Models, slots or requests in one message: far more than a machine has, and no burden to whoever keeps them."""
 ACK_EVERY = 64
 ACK_BYTES = 2**20
 """An acknowledgement is due after so many frames of a request, or so many bytes, or its last frame."""
@@ -29,6 +31,8 @@ CLOSE_BAD_TOKEN = 4401
 CLOSE_BAD_VERSION = 4406
 CLOSE_PROTOCOL_ERROR = 1002
 CLOSE_SUPERSEDED = 4409
+CLOSE_ENDED = 4410
+"""Of a provider that ends: it does not come back with what it was doing. (1001 is also said by proxies that restart.)"""
 
 M = TypeVar("M")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -102,8 +106,8 @@ class Register(Wire):
     version: str
     backend: str
     hardware: Hardware
-    models: list[ModelAd]
-    resume: list[ResumePoint] = Field(default_factory=list)
+    models: list[ModelAd] = Field(max_length=MOST_LISTED)
+    resume: list[ResumePoint] = Field(default_factory=list, max_length=MOST_LISTED)
 
 
 class MemoryReport(Wire):
@@ -142,7 +146,7 @@ class Heartbeat(Wire):
     status: Literal["idle", "serving", "draining"]
     capacity_seq: Count
     memory: MemoryReport
-    slots: list[Slot]
+    slots: list[Slot] = Field(max_length=MOST_LISTED)
     thermal: Literal["nominal", "fair", "serious", "critical"] = "nominal"
     stats: Stats = Field(default_factory=Stats)
 
@@ -215,13 +219,13 @@ class LoadModelStatus(Wire):
 
 class ModelsUpdate(Wire):
     type: Literal["models_update"] = "models_update"
-    models: list[ModelAd]
+    models: list[ModelAd] = Field(max_length=MOST_LISTED)
 
 
 class Registered(Wire):
     type: Literal["registered"] = "registered"
     provider_id: str
-    heartbeat_s: float
+    heartbeat_s: float = Field(ge=0.01, le=3600)
     generation: Count
     resume: list[ResumePoint] = Field(default_factory=list)
     gone: list[str] = Field(default_factory=list)

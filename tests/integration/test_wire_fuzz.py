@@ -229,7 +229,7 @@ class NoFetching(Operations):
 STALE = ResumePoint(request_id="f.1", next_seq=9)
 FROM_COORDINATOR: list[Wire] = [
     Registered(provider_id="p", heartbeat_s=5, generation=1),
-    Registered(provider_id="p", heartbeat_s=0, generation=2, resume=[STALE], gone=["f.2"]),
+    Registered(provider_id="p", heartbeat_s=0.01, generation=2, resume=[STALE], gone=["f.2"]),
     Routability(models={"m": Routable(routable=False, reason="no_kv_room")}),
     Ack(request_id="f.1", seq=3),
     InferenceRequest(request_id="f.1", endpoint="/v1/completions", body={**BODY, "stream": True}, deadline_ms=10_000),

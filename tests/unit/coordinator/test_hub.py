@@ -6,7 +6,7 @@ import json
 from coordinator.fleet import Presence
 from coordinator.hub import WATCH_EVERY_S
 from coordinator.inbox import Broken
-from provider.protocol import InferenceAccepted, InferenceComplete
+from provider.protocol import CLOSE_ENDED, InferenceAccepted, InferenceComplete
 from tests.unit.coordinator.hub_world import REQUEST, World, chunk, heartbeat, play, settle, taken, uuid_of
 
 FLEET = 40
@@ -185,9 +185,21 @@ def test_a_provider_that_goes_away_in_order_does_not_come_back_with_its_streams(
         wires = await world.join()
         with world.lease() as inbox:
             wires.say(chunk(0))
-            wires.lose(1001)
+            wires.lose(CLOSE_ENDED)
             await settle()
             assert taken(inbox) == [0, Broken.PROVIDER_LOST]
+
+    play(scene)
+
+
+def test_a_proxy_that_restarts_and_says_so_loses_nothing() -> None:
+    async def scene(world: World) -> None:
+        wires = await world.join()
+        with world.lease() as inbox:
+            wires.say(chunk(0))
+            wires.lose(1001)
+            await settle()
+            assert taken(inbox) == [0]
 
     play(scene)
 
