@@ -34,6 +34,13 @@ class Aside:
         return [there[i] if i in there else branch(i) for i in range(len(sizes))]
 
 
+class Straight(Aside):
+    """Nothing goes aside: for what is aside itself."""
+
+    def __init__(self) -> None:
+        self._stream = None
+
+
 def half(sizes: Sequence[int]) -> list[int]:
     """Which to give away: all are shared out, the largest first, to whoever has less."""
     kept, given, away = 0, 0, []

@@ -3,12 +3,14 @@ rows each launch runs: weight matmuls, norms and the head on a lane's, the recur
 time, attention on one query of one sequence. Those numbers never depend on who else decodes.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from provider.backends.mlx.aside import Aside
+from provider.backends.mlx.aside import Aside, Straight, half
 from provider.backends.mlx.attending import Attend, Query
 from provider.backends.mlx.banks import Bank
 from provider.backends.mlx.block_cache import BlockCache
@@ -16,10 +18,10 @@ from provider.backends.mlx.gated_steps import in_steps
 from provider.backends.mlx.lanes import Crossing, Lanes
 from provider.backends.mlx.picks import Pick, Pool
 from provider.backends.mlx.qwen3_5 import (
+    QK_EPSILON,
     Cells,
     Trunk,
     close_attention,
-    convolved,
     feed_forward,
     gated,
     in_time,
@@ -27,6 +29,8 @@ from provider.backends.mlx.qwen3_5 import (
     queries_and_gate,
 )
 from provider.backends.mlx.recurrent import Captured, Recurrent
+
+Computed = TypeVar("Computed")
 
 
 class LanedTrunk:
@@ -39,33 +43,34 @@ class LanedTrunk:
     ) -> list[mx.array]:
         """`tokens` [sum of widths] in the order of `cells` -> hidden [rows, H] of each lane, after the final norm. The
         banks hold every state until `Bank.keep`."""
-        hidden = [self._trunk.embed(one[:, None]) for one in lanes.tokens(tokens)]
+        each = EachLane(lanes, self._trunk.aside)
+        fed = lanes.tokens(tokens)
+        hidden = each(lambda n, aside: self._trunk.embed(fed[n][:, None]))
         offsets = lanes.offsets([one.attention[0].offset if one.attention else 0 for one in cells])
         attention = recurrence = 0
         for layer in self._trunk.layers:
-            normed = [layer.input_layernorm(one) for one in hidden]
             if layer.is_linear:
                 held = [bank.layers[recurrence] for bank in banks]
-                mixed = _recurrence(layer.linear_attn, normed, held, crossing, self._trunk.aside)
+                mixed = _recurrence(layer, hidden, held, crossing, each)
                 recurrence += 1
             else:
                 caches = [one.attention[attention] for one in cells]
-                mixed = self._attention(layer.self_attn, normed, caches, lanes, offsets)
+                mixed = self._attention(layer, hidden, caches, lanes, offsets, each)
                 attention += 1
-            hidden = [
-                feed_forward(layer, one + more, self._trunk.aside) for one, more in zip(hidden, mixed, strict=True)
-            ]
-        return [self._trunk.normed(one[:, 0]) for one in hidden]
+            hidden = _fed_forward(layer, hidden, mixed, each)
+        return each(lambda n, aside: self._trunk.normed(hidden[n][:, 0]))
 
     def _attention(
         self,
-        attention: Any,
+        layer: Any,
         xs: Sequence[mx.array],
         caches: Sequence[BlockCache],
         lanes: Lanes,
-        offsets: list[mx.array],
+        offsets: Sequence[mx.array],
+        each: "EachLane",
     ) -> list[mx.array]:
-        made = [_queries_keys_values(attention, x, at, self._trunk.aside) for x, at in zip(xs, offsets, strict=True)]
+        attention = layer.self_attn
+        made = each(lambda n, aside: _projected(attention, layer.input_layernorm(xs[n]), offsets[n], aside))
         asked: list[Query] = []
         rows: list[int | None] = [None] * lanes.rows
         for lane, (queries, _, keys, values), first in zip(lanes.lanes, made, lanes.firsts, strict=True):
@@ -77,14 +82,36 @@ class LanedTrunk:
                     rows[first + begin + t] = len(asked)
                     asked.append(Query(queries[begin + t : begin + t + 1], *held, later=width - 1 - t))
         outs = self._attend(asked, attention.scale)
-        spare = mx.zeros_like(outs[0])
-        return [
-            close_attention(attention, mx.concatenate([spare if n is None else outs[n] for n in own]), gate)
-            for own, (_, gate, _, _) in zip(lanes.split(rows), made, strict=True)
-        ]
+        spare, own_rows = mx.zeros_like(outs[0]), lanes.split(rows)
+
+        def closed(n: int, aside: Aside) -> mx.array:
+            out = mx.concatenate([spare if row is None else outs[row] for row in own_rows[n]])
+            return close_attention(attention, out, made[n][1])
+
+        return each(closed)
 
 
-def _queries_keys_values(
+class EachLane:
+    """Lanes do not need one another between two layers' recurrence or attention: of several, about half are computed
+    aside; of a single one, what branches off."""
+
+    def __init__(self, lanes: Lanes, aside: Aside) -> None:
+        self._aside = aside
+        self._count = len(lanes.lanes)
+        self._away = {*half(lanes.sizes)} if self._count > 1 else set[int]()
+
+    def __call__(self, branch: Callable[[int, Aside], Computed]) -> list[Computed]:
+        """branch(n, aside) for every lane n, in order."""
+        if self._count == 1:
+            return [branch(0, self._aside)]
+        there = {n: self._aside(partial(branch, n, STRAIGHT)) for n in self._away}
+        return [there[n] if n in there else branch(n, STRAIGHT) for n in range(self._count)]
+
+
+STRAIGHT = Straight()
+
+
+def _projected(
     attention: Any, x: mx.array, offsets: mx.array, aside: Aside
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """Of one lane: queries [rows, Hq, 1, D], gate, keys and values [rows, Hkv, 1, D]."""
@@ -92,39 +119,52 @@ def _queries_keys_values(
     return queries, gate, *keys_and_values(attention, x, offsets)
 
 
+def _fed_forward(layer: Any, xs: Sequence[mx.array], mixed: Sequence[mx.array], each: EachLane) -> list[mx.array]:
+    return each(lambda n, aside: feed_forward(layer, xs[n] + mixed[n], aside))
+
+
 def _recurrence(
-    mixer: Any, xs: Sequence[mx.array], held: Sequence[Recurrent], crossing: Crossing, aside: Aside
+    layer: Any, xs: Sequence[mx.array], held: Sequence[Recurrent], crossing: Crossing, each: EachLane
 ) -> list[mx.array]:
-    """Gated delta rule over the lanes `xs`, each [rows, 1, H]. A single position moves `held` on; of more, every state
-    is kept and `held` stands still."""
-    gates, told = [], []
-    for x in xs:
-        gate, decay, beta = _beside(mixer, x, aside)
-        gates.append(gate)
-        told.append((mixer.in_proj_qkv(x), decay, beta))
-    pools = [Pool(one) for one in zip(*told, strict=True)]
-    ys = []
-    for one, picks in zip(held, crossing.to_banks, strict=True):
-        ys += _steps(mixer, one, picks, pools)
-    outs = Pool(ys)
-    return [gated(mixer, pick(outs), gate) for pick, gate in zip(crossing.to_lanes, gates, strict=True)]
+    """Gated delta rule over the lanes `xs`, each [rows, 1, H]. Every state is kept, and `held` stands still."""
+    mixer = layer.linear_attn
+
+    def projected(n: int, aside: Aside) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        x = layer.input_layernorm(xs[n])
+        gate, decay, beta = aside(lambda: (mixer.in_proj_z(x), mixer.in_proj_a(x), mixer.in_proj_b(x)))
+        return gate, mixer.in_proj_qkv(x), decay, beta
+
+    gates, *told = zip(*each(projected), strict=True)
+    pools = [Pool(one) for one in told]
+    outs = Pool([_steps(mixer, one, pick, pools) for one, pick in zip(held, crossing.to_banks, strict=True)])
+    picked = [pick(outs) for pick in crossing.to_lanes]
+    return each(lambda n, aside: gated(mixer, picked[n], gates[n]))
 
 
-def _beside(mixer: Any, x: mx.array, aside: Aside) -> tuple[mx.array, mx.array, mx.array]:
-    return aside(lambda: (mixer.in_proj_z(x), mixer.in_proj_a(x), mixer.in_proj_b(x)))
-
-
-def _steps(mixer: Any, held: Recurrent, picks: Sequence[Pick], pools: Sequence[Pool]) -> list[mx.array]:
-    """One bank, position by position: its outputs [size, 1, Hv, dv] at each."""
-    lookback = mixer.conv_kernel_size - 1
-    fed, state, ys, states = [held.conv], held.state, [], []
-    for pick in picks:
-        qkv, decay, beta = (pick(pool) for pool in pools)
-        fed.append(qkv)
-        window = mx.concatenate(fed, axis=1)
-        q, k, v = convolved(mixer, window[:, -lookback - 1 :])
-        y, (state,) = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, state)
-        ys.append(y)
-        states.append(state)
+def _steps(mixer: Any, held: Recurrent, pick: Pick, pools: Sequence[Pool]) -> mx.array:
+    """One bank, position by position: [size * T, 1, Hv, dv]."""
+    size = held.conv.shape[0]
+    qkv, decay, beta = (pick(pool) for pool in pools)
+    qkv, decay, beta = (one.reshape(size, -1, one.shape[-1]) for one in (qkv, decay, beta))
+    window = mx.concatenate([held.conv, qkv], axis=1)
+    q, k, v = _convolved(mixer, window, qkv.shape[1])
+    y, states = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
     held.captured = Captured(window, states)
-    return ys
+    return y.reshape(-1, 1, *y.shape[2:])
+
+
+def _convolved(mixer: Any, window: mx.array, positions: int) -> tuple[mx.array, mx.array, mx.array]:
+    """[S, k-1 + T, C] -> q, k [S, T, Hk, dk] normalised, v [S, T, Hv, dv]: as qwen3_5.convolved, with one position in a
+    launch of the convolution and of the norm, which takes queries and keys together."""
+    size, scale = window.shape[0], mixer.head_k_dim**-0.5
+    at = range(positions)
+    mixed = nn.silu(_joined([mixer.conv1d(window[:, t : t + mixer.conv_kernel_size]) for t in at]))
+    both, v = mx.split(mixed, [2 * mixer.key_dim], axis=-1)
+    both = both.reshape(size, positions, 2 * mixer.num_k_heads, mixer.head_k_dim)
+    both = _joined([mx.fast.rms_norm(both[:, t : t + 1], None, QK_EPSILON * scale**2) for t in at])
+    q, k = mx.split(both, 2, axis=2)
+    return (scale**2) * q, scale * k, v.reshape(size, positions, mixer.num_v_heads, mixer.head_v_dim)
+
+
+def _joined(positions: Sequence[mx.array]) -> mx.array:
+    return positions[0] if len(positions) == 1 else mx.concatenate([*positions], axis=1)

@@ -55,17 +55,17 @@ class Lanes:
 
 
 class Crossing:
-    """From lanes to banks and back. `to_banks[b][t]` picks the rows of the t-th positions of a bank's sequences, and of
-    a shorter one its last; `to_lanes[l]` picks a lane's rows out of what all banks gave at all positions."""
+    """From lanes to banks and back. `to_banks[b]` picks [size * T] rows, T positions for each row of the bank: of a
+    shorter sequence its last one again. `to_lanes[l]` picks a lane's rows out of as many of every bank."""
 
     def __init__(self, lanes: Lanes, seats: Sequence[Seat], banks: int, size: int) -> None:
         longest = lanes.longest
-        wanted: list[list[list[int | None]]] = [[[None] * size for _ in range(longest)] for _ in range(banks)]
+        wanted: list[list[int | None]] = [[None] * (size * longest) for _ in range(banks)]
         back: list[int | None] = [None] * lanes.rows
         for begin, width, (bank, row) in zip(lanes.begins, lanes.widths, seats, strict=True):
             for t in range(longest):
-                wanted[bank][t][row] = begin + min(t, width - 1)
+                wanted[bank][row * longest + t] = begin + min(t, width - 1)
             for t in range(width):
-                back[begin + t] = (bank * longest + t) * size + row
-        self.to_banks = [[Pick(one, lanes.sizes) for one in bank] for bank in wanted]
-        self.to_lanes = [Pick(one, [size] * (banks * longest)) for one in lanes.split(back)]
+                back[begin + t] = (bank * size + row) * longest + t
+        self.to_banks = [Pick(one, lanes.sizes) for one in wanted]
+        self.to_lanes = [Pick(one, [size * longest] * banks) for one in lanes.split(back)]
