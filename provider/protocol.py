@@ -32,7 +32,7 @@ CLOSE_BAD_VERSION = 4406
 CLOSE_PROTOCOL_ERROR = 1002
 CLOSE_SUPERSEDED = 4409
 CLOSE_ENDED = 4410
-"""Of a provider that ends: it does not come back with what it was doing. (1001 is also said by proxies that restart.)"""
+"""Of a provider that ends: it does not come back with what it was doing. Proxies that restart say 1001."""
 
 M = TypeVar("M")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
