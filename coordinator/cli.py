@@ -33,6 +33,8 @@ DatabaseUrl = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)]
+TlsCert = Annotated[Path | None, typer.Option(help="A PEM file with the certificate: serve https and wss.")]
+TlsKey = Annotated[Path | None, typer.Option(help="A PEM file with its private key.")]
 ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
 Kind = Annotated[TokenKind, typer.Option(help="What the secret may be used for.")]
 Name = Annotated[str | None, typer.Option(help="What to call it in lists; a made-up name if left out.")]
@@ -52,6 +54,8 @@ def serve(
     port: Port = DEFAULT_PORT,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     exit_when_closed: ExitWhenClosed = None,
 ) -> None:
     """Run a coordinator in the foreground."""
@@ -59,7 +63,15 @@ def serve(
     from coordinator.serve import serve as run
 
     with _told():
-        told = settings(os.environ, data_dir=data_dir, database_url=database_url, host=host, port=port)
+        told = settings(
+            os.environ,
+            data_dir=data_dir,
+            database_url=database_url,
+            host=host,
+            port=port,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+        )
         log.to_stderr()
         run(told, exit_when_closed)
 

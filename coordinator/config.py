@@ -2,6 +2,7 @@
 
 import math
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,14 @@ class UpSecrets:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files: the certificate with those that vouch for it, and its private key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """`database_url` None means the embedded Postgres of the data directory."""
 
@@ -96,6 +105,7 @@ class Settings:
     timings: Timings = Timings()
     pace: Pace = Pace()
     most_waiting: int = MOST_WAITING
+    tls: Tls | None = None
 
 
 def settings(
@@ -105,6 +115,8 @@ def settings(
     database_url: str | None = None,
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
 ) -> Settings:
     """Raises BadConfiguration."""
     directory = data_dir or Path(environment.get("DARKBLOOM_DATA_DIR") or DEFAULT_DATA_DIR)
@@ -115,7 +127,23 @@ def settings(
         port=port,
         up=_up_secrets(environment),
         timings=Timings(resume_within_s=_seconds(environment, RESUME_WITHIN, RESUME_WITHIN_S)),
+        tls=_tls(tls_cert, tls_key),
     )
+
+
+def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise BadConfiguration("--tls-cert and --tls-key come together: pass the PEM files of both.")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        said = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise BadConfiguration(
+            f"--tls-cert {certificate}, --tls-key {key}: not a pair of PEM files ({said})."
+        ) from error
+    return Tls(certificate, key)
 
 
 def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:

@@ -24,7 +24,7 @@ LAST_ANSWERS_S = 5
 def serve(settings: Settings, exit_when_closed: int | None = None) -> None:
     """Until a signal, or the end of file on the descriptor. Raises CoordinatorError."""
     listener = bind(settings.host, settings.port)
-    with asyncio.Runner(loop_factory=_config(create_app()).get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=_config(create_app(), settings).get_loop_factory()) as runner:
         runner.run(_until_told(settings, listener, exit_when_closed))
 
 
@@ -57,12 +57,12 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
     """Answers from the first moment (`starting`), and ends in this order: no new work, what runs finishes,
     providers are left, the port closes, the store closes. Raises CoordinatorError."""
     app = create_app()
-    server = _Server(_config(app))
+    server = _Server(_config(app, settings))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with open_services(settings) as services:
             opened(app, services)
-            log.event("ready", url=_url(listener), pid=os.getpid())
+            log.event("ready", url=_url(listener, settings), pid=os.getpid())
             await _either(stop.asked, serving)
             await _drain(services, stop)
             await _close(server, serving, stop)
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
@@ -115,6 +115,8 @@ def _config(app: FastAPI) -> uvicorn.Config:
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=LAST_ANSWERS_S,
         server_header=False,
+        ssl_certfile=None if settings.tls is None else settings.tls.certificate,
+        ssl_keyfile=None if settings.tls is None else settings.tls.key,
     )
 
 
@@ -155,6 +157,7 @@ def _watched(descriptor: int | None, stop: Stop) -> Iterator[None]:
         loop.remove_reader(descriptor)
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, settings: Settings) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if settings.tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

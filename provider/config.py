@@ -61,6 +61,7 @@ class EngineSection(Section):
 
 class CoordinatorSection(Section):
     url: str | list[str] = Field(default_factory=list)
+    ca: str | None = None
 
 
 class ApiSection(Section):
@@ -107,6 +108,8 @@ class ProviderConfig:
     coordinators: tuple[str, ...]
     data_dir: Path
     backend: BackendName = "mlx"
+    coordinator_ca: Path | None = None
+    """Whom it believes when it dials wss://; None: the system's authorities."""
     idle_timeout_mins: float | None = None
     preload: tuple[str, ...] | None = None
     """What is loaded at start, in this order; None: every model that is served, as far as memory allows."""
@@ -185,6 +188,7 @@ def read_config(
     file: Path | None = None,
     env: Mapping[str, str] = os.environ,
     api: Mapping[str, Any] | None = None,
+    coordinator_ca: Path | None = None,
 ) -> ProviderConfig:
     """`flags` and `api`: keys of these sections as given on the command line, None where they were not."""
     told = _read_file(file or default_config_file())
@@ -194,6 +198,7 @@ def read_config(
         given["exact"] = _exact_in(env)
     provider = told.provider if name is None else told.provider.model_copy(update={"name": name})
     urls = told.coordinator.url if isinstance(told.coordinator.url, list) else [told.coordinator.url]
+    told_ca = None if told.coordinator.ca is None else Path(told.coordinator.ca).expanduser()
     return ProviderConfig(
         provider=provider,
         engine=_override(told.engine, given),
@@ -201,6 +206,7 @@ def read_config(
         coordinators=coordinators or tuple(urls),
         data_dir=data_directory(data_dir, env),
         backend=backend,
+        coordinator_ca=coordinator_ca or told_ca,
         idle_timeout_mins=told.models.idle_timeout_mins,
         preload=None if told.models.preload is None else tuple(told.models.preload),
         pinned=tuple(told.models.pinned),

@@ -233,6 +233,7 @@ def gather(
     """Tries everything once; takes a few seconds, and changes nothing."""
     config = _config(data_dir)
     known = () if isinstance(config, str) else config.coordinators
+    ca = None if isinstance(config, str) else config.coordinator_ca
     names = [model] if model else _configured_models(config)
     directory = data_dir if isinstance(config, str) else config.data_dir
     hardware, mlx = read_hardware(), try_mlx()
@@ -248,7 +249,7 @@ def gather(
         ports_asked_for=bool(ports),
         data_dir=try_directory(directory or Path.home()),
         postgres=try_postgres(os.environ),
-        coordinators=tuple(try_coordinator(url, token) for url in coordinators or known),
+        coordinators=tuple(try_coordinator(url, token, ca) for url in coordinators or known),
         token_given=token is not None,
     )
 

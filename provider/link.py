@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from provider import tls
 from provider.api.surface import Surface
 from provider.deliveries import Deliveries
 from provider.errors import DarkbloomError
@@ -97,11 +99,13 @@ class Link:
         random: Random,
         operations: Operations | None = None,
         feel: Feel | None = None,
+        trusted: ssl.SSLContext | None = None,
     ) -> None:
         """Several links of one provider share its `operations`."""
         self.state = LinkState(url)
         self._url = url
         self._token = token
+        self._tls = tls.of(url, trusted)
         self.identity = identity
         self.residency = residency
         self.deliveries = Deliveries(surface, residency)
@@ -163,6 +167,7 @@ class Link:
                 ping_interval=PING_S,
                 open_timeout=OPEN_TIMEOUT_S,
                 compression=None,
+                ssl=self._tls,
                 proxy=_proxy(self._url),
                 user_agent_header=f"darkbloom-py/{self.identity.version}",
             ) as socket:

@@ -18,7 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provider.errors import ConfigError
 from provider.protocol import CLOSE_BAD_TOKEN
+from provider.tls import authorities
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -138,20 +140,21 @@ class CoordinatorOutcome:
     error: str | None = None
 
 
-def try_coordinator(url: str, token: str | None) -> CoordinatorOutcome:
+def try_coordinator(url: str, token: str | None, ca: Path | None = None) -> CoordinatorOutcome:
     """Dials as a provider does and hangs up before registering, so that no provider appears or is replaced."""
     from websockets.exceptions import InvalidStatus, WebSocketException
     from websockets.sync.client import connect
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        link = connect(url, additional_headers=headers, open_timeout=CONNECT_TIMEOUT_S, close_timeout=1)
+        trusted = authorities(ca) if url.startswith("wss://") else None
+        link = connect(url, additional_headers=headers, open_timeout=CONNECT_TIMEOUT_S, close_timeout=1, ssl=trusted)
     except InvalidStatus as error:
         status = error.response.status_code
         if status in REFUSED_UPGRADES:
             return CoordinatorOutcome(url, Verdict.BAD_TOKEN)
         return CoordinatorOutcome(url, Verdict.UNREACHABLE, f"it answered HTTP {status}")
-    except (OSError, WebSocketException, ValueError) as error:
+    except (OSError, WebSocketException, ValueError, ConfigError) as error:
         return CoordinatorOutcome(url, Verdict.UNREACHABLE, str(error) or type(error).__name__)
     with link:
         return _verdict_of(url, link)

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ from provider.operations import Operations
 from provider.protocol import Hardware
 from provider.residency import Residency
 from provider.session import Identity
+from provider.tls import authorities
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ STOP_WAIT_S = DRAIN_S + 15.0
 FLUSH_S = 2.0
 DETACH_WAIT_S = 120.0
 
+CoordinatorCa = Annotated[
+    Path | None, typer.Option(help="A PEM file of certificates to believe wss:// by, in place of the system's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -54,6 +59,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 def start(
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider. May be repeated.")] = None,
     token: Annotated[str | None, typer.Option(help="A provider token.", envvar=options.TOKEN_VARIABLE)] = None,
+    coordinator_ca: CoordinatorCa = None,
     model: options.Model = None,
     name: Annotated[str | None, typer.Option(help="What the fleet calls this machine; default: its host name.")] = None,
     backend: options.Backend = "mlx",
@@ -75,12 +81,15 @@ def start(
         context_length, kv_pool_tokens, mtp_drafter_path, max_concurrent,
         exact, mtp_mode, preempt_ram_gb, preempt_disk_gb,
     )  # fmt: skip
-    config = read_config(flags, tuple(model or ()), tuple(coordinator or ()), name, backend, data_dir)
+    config = read_config(
+        flags, tuple(model or ()), tuple(coordinator or ()), name, backend, data_dir, coordinator_ca=coordinator_ca
+    )
     if not config.coordinators:
         raise ConfigError("no coordinator is named: pass --coordinator ws://HOST:PORT/ws/provider.")
     for url in config.coordinators:
         if not url.startswith(("ws://", "wss://")):
             raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")
+    trusted = authorities(config.coordinator_ca)
     if not token:
         raise ConfigError(f"no token: pass --token, or set {options.TOKEN_VARIABLE}.")
     if not config.models:
@@ -95,7 +104,7 @@ def start(
     if detach:
         _detach(config.data_dir, token)
     else:
-        uvloop.run(_serve(config, token, exit_when_closed))
+        uvloop.run(_serve(config, token, trusted, exit_when_closed))
 
 
 @app.command()
@@ -161,14 +170,17 @@ def _exactness(told: Mapping[str, Any] | None) -> str:
             return f"{state}{'' if told['reason'] is None else ': ' + told['reason']}"
 
 
-async def _serve(config: ProviderConfig, token: str, parent_fd: int | None) -> None:
+async def _serve(config: ProviderConfig, token: str, trusted: ssl.SSLContext | None, parent_fd: int | None) -> None:
     lifetime = Lifetime(parent_fd)
     lifetime.drain_on(DRAIN_SIGNAL)
     residency = create_residency(config)
     identity = _identity(config)
     surface = Surface(residency, time.time, SystemRandom())
     operations = Operations(residency)
-    links = [Link(url, token, identity, residency, surface, SystemRandom(), operations) for url in config.coordinators]
+    links = [
+        Link(url, token, identity, residency, surface, SystemRandom(), operations, trusted=trusted)
+        for url in config.coordinators
+    ]
     keeping = asyncio.create_task(_keep_state(config.data_dir, identity, residency, links))
     try:
         if await lifetime.until_ending(residency.start()):
