@@ -1,14 +1,19 @@
 """Answers under way when the socket breaks: over a real WebSocket, with the engine simulated."""
 
 import asyncio
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
-from provider.protocol import ACK_EVERY, Ack, Cancel, Registered
+from provider.api.surface import Surface
+from provider.link import Link
+from provider.protocol import ACK_EVERY, CLOSE_ENDED, Ack, Cancel, Registered
 from provider.replay import MAX_FRAMES
-from tests.integration.test_link import Coordinator, linked, residency_in, run
+from tests.integration.test_link import IDENTITY, Coordinator, linked, residency_in, run
 
 LONG: dict[str, Any] = {"max_tokens": 900, "stream": True}
 
@@ -218,3 +223,25 @@ def test_a_drain_waits_until_the_last_answer_has_arrived(tmp_path: Path) -> None
             await linked(residency, play, on_link=links.append)
 
     asyncio.run(scene())
+
+
+def test_a_link_that_is_ended_says_that_it_will_not_come_back(tmp_path: Path) -> None:
+    async def scene() -> int | None:
+        registered, sockets = asyncio.Event(), list[ServerConnection]()
+
+        async def accept(socket: ServerConnection) -> None:
+            sockets.append(socket)
+            await Coordinator(socket).welcome()
+            registered.set()
+            await socket.wait_closed()
+
+        async with residency_in(tmp_path) as residency, serve(accept, "127.0.0.1", 0) as server:
+            url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            link = Link(url, "dbk_x", IDENTITY, residency, Surface(residency, time.time, Random(1)), Random(1))
+            running = asyncio.create_task(link.run(time.monotonic))
+            await asyncio.wait_for(registered.wait(), 30)
+            running.cancel()
+            await asyncio.wait({running})
+            return sockets[0].close_code
+
+    assert asyncio.run(scene()) == CLOSE_ENDED
