@@ -5,8 +5,8 @@ from collections.abc import Mapping
 MIX = (1, 4, 8)
 """Streams at a time: alone, a few, many. Each chat of the mix counts alike, so what is kept small is the mean time
 between two tokens of a chat."""
-TIE = 1.05
-"""Costs this close are one to a measurement; the larger lane then has room for drafts and for more streams."""
+TIE = 1.02
+"""Costs this close are one to a measurement; the smaller lane is then the better one for a chat alone."""
 
 
 def cost_s(seconds: Mapping[int, float], rows: int) -> float:
@@ -17,4 +17,4 @@ def cost_s(seconds: Mapping[int, float], rows: int) -> float:
 def cheapest(seconds: Mapping[int, float]) -> int:
     costs = {rows: cost_s(seconds, rows) for rows in seconds}
     least = min(costs.values())
-    return max(rows for rows, cost in costs.items() if cost <= TIE * least)
+    return min(rows for rows, cost in costs.items() if cost <= TIE * least)

@@ -46,18 +46,17 @@ class PaddedLanes:
         return lanes
 
     def fit(self, widths: Sequence[int]) -> Sequence[int]:
-        """Drops drafts, less than half a lane of them, where that saves a lane."""
+        """Drops drafts, at most half a lane of them, where that saves a lane."""
         if not widths:
             return widths
         total, rows = sum(widths), self.rows
         lanes = max(-(-len(widths) // rows), (2 * total + rows) // (2 * rows))
-        if len(self.pack(widths)) <= lanes:
-            return widths
         fitted: list[int] = []
         for lane in range(lanes):
             begin, end = (len(widths) * at // lanes for at in (lane, lane + 1))
             fitted += _shortened(widths[begin:end], rows)
-        return fitted
+        dropped = total - sum(fitted)
+        return fitted if 2 * dropped <= rows and len(self.pack(fitted)) < len(self.pack(widths)) else widths
 
 
 def _shortened(widths: Sequence[int], rows: int) -> list[int]:
