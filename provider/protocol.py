@@ -12,6 +12,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from provider.api.decoding import uncollected
+
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 * 2**20
 HEARTBEAT_S = 5
@@ -354,12 +356,14 @@ def is_uuid(text: str) -> bool:
 
 def encode(message: Wire) -> str:
     """The text frame of a message."""
-    return json.dumps(message.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":"))
+    with uncollected():
+        return json.dumps(message.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":"))
 
 
 def _parse(adapter: TypeAdapter[M], frame: str | bytes) -> M:
     try:
-        value = json.loads(frame)
+        with uncollected():
+            value = json.loads(frame)
     except (ValueError, RecursionError) as error:
         raise ProtocolViolation(f"the frame is not JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
@@ -367,7 +371,8 @@ def _parse(adapter: TypeAdapter[M], frame: str | bytes) -> M:
     if _has_lone_surrogate(frame, value):
         raise ProtocolViolation(f"{value['type'][:40]!r}: a string holds half a surrogate pair")
     try:
-        return adapter.validate_python(value)
+        with uncollected():
+            return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "union_tag_invalid":

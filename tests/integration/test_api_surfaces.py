@@ -1,10 +1,13 @@
 """One demo model behind `local` and behind a coordinator: every API gives the same text, to the official SDKs too."""
 
 import json
+import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anthropic
@@ -12,9 +15,14 @@ import httpx
 import openai
 import pytest
 
+from provider.api.conversation import turns_of
+from provider.api.output import CallArguments, CallBegun, Content, OutputParser, Reasoning
+from provider.api.prompt import chat_prompt
 from tests.fixtures.api_answers import Read, message_of, read_chat, read_message, read_response, response_of
+from tests.fixtures.api_serving import TOKENIZER
 from tests.integration.client import MODEL, Api
 from tests.integration.processes import until
+from tests.integration.side_packages import environment, run_beside, side_packages
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 DESCRIBED = "Current weather of a city"
@@ -118,6 +126,30 @@ def test_the_same_request_gives_the_same_answer_on_every_api(
     for path in (MESSAGES, RESPONSES):
         assert ask(apis["local"], path, stream=True, **asked) == expected
         assert ask(apis["fleet"], path, stream=False, **asked) == expected
+    assert completed(apis["fleet"], expected.tokens[0], **asked) == expected
+
+
+def completed(api: Api, prompt_tokens: int, **asked: Any) -> Read:
+    """The prompt that the chat's template renders, put as a completion; the raw text taken apart afterwards."""
+    chat = chat_body(**asked)
+    turns = turns_of(chat["messages"])
+    kwargs = chat.get("chat_template_kwargs", {})
+    prompt = chat_prompt(TOKENIZER, turns, chat["tools"], kwargs, time.time, Random(1))
+    assert len(prompt.token_ids) == prompt_tokens
+    body = {"model": MODEL, "temperature": 0, "max_tokens": asked["limit"], "stop": asked["stop"]}
+    done = api.post({**body, "prompt": prompt.token_ids}, "/v1/completions").json()
+    [choice], usage = done["choices"], done["usage"]
+    parser = OutputParser(prompt.thinking, {"get_weather": SCHEMA} if asked["tools"] else {}, lambda: "id")
+    pieces = parser.push(choice["text"]) + parser.finish(cut=choice["finish_reason"] == "length")
+    names = [piece.name for piece in pieces if isinstance(piece, CallBegun)]
+    arguments = "".join(piece.json for piece in pieces if isinstance(piece, CallArguments))
+    return Read(
+        "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
+        "".join(piece.text for piece in pieces if isinstance(piece, Content)),
+        [(name, json.loads(arguments)) for name in names],
+        "length" if choice["finish_reason"] == "length" else None,
+        (usage["prompt_tokens"], usage["completion_tokens"]),
+    )
 
 
 IDS = re.compile(r'"(msg|resp|rs|fc|toolu|call)_[A-Za-z0-9]{24}"|"created_at":\d+')
@@ -178,6 +210,27 @@ def test_the_openai_sdk_goes_through_a_loop_of_tools_over_responses(api: Api) ->
     assert final.usage == whole.usage
 
 
+HOSTILE = {
+    "nested": b'{"model": "darkbloom-demo", "messages": ' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}",
+    "objects": b'{"a":' * 2_000_000 + b"1" + b"}" * 2_000_000,
+    "items": b'{"model": "darkbloom-demo", "messages": [' + b",".join([b"[]"] * 3_300_000) + b"]}",
+    "not UTF-8": b'{"model": "darkbloom-demo", "messages": [{"role": "user", "content": "\xff\xfe"}]}',
+    "half a pair": b'{"model": "darkbloom-demo", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    "stops": json.dumps(
+        {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stop": ["x"] * 10_000}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_body_is_a_400_soon_and_the_next_is_served(api: Api, attack: str) -> None:
+    started = time.monotonic()
+    status, error = api.error(HOSTILE[attack])
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert time.monotonic() - started < 30
+    assert api.get("/v1/models").status_code == 200
+
+
 def test_models_are_listed_in_the_form_of_the_client(api: Api) -> None:
     with claude(api) as client:
         assert [one.id for one in client.models.list()] == [client.models.retrieve(MODEL).id] == [MODEL]
@@ -231,6 +284,13 @@ def test_the_documents_list_the_routes(api: Api) -> None:
     assert {CHAT, "/v1/completions", MESSAGES, COUNT, RESPONSES} <= set(api.get("/openapi.json").json()["paths"])
 
 
+LLM = ("llm==0.36", "click-default-group", "condense-json", "puremagic", "python-dateutil", "python-ulid")
+LLM_STORE = ("sqlite-fts4", "sqlite-utils", "tabulate", "tzdata")
+PYDANTIC_AI = ("pydantic-ai-slim==2.68.0", "pydantic-graph==2.68.0", "genai-prices", "griffelib", "logfire-api")
+TIKTOKEN = ("tiktoken", "requests", "urllib3", "charset-normalizer")
+CLIENTS = {"llm ": (*LLM, *LLM_STORE), "pydantic_ai": (*PYDANTIC_AI, *TIKTOKEN)}
+"""What a recipe runs that is not of this project, by a word in it."""
+
 RECIPE = re.compile(r"```(sh|python)\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
 RECIPES = RECIPE.findall((Path(__file__).parents[2] / "docs" / "api.md").read_text())
 
@@ -240,12 +300,18 @@ def test_the_recipes_print_what_they_say(apis: dict[str, Api], number: int, capf
     kind, recipe, printed = RECIPES[number]
     api = apis["fleet"]
     here = recipe.replace("http://127.0.0.1:8080", api.url).replace("dbk_...", api.key)
+    client = next((packages for name, packages in CLIENTS.items() if name in recipe), None)
     if kind == "sh":
-        subprocess.run(["bash", "-c", here], check=True, timeout=60)
+        env = os.environ if client is None else environment(side_packages(*client))
+        subprocess.run(["bash", "-c", here], check=True, timeout=120, env=env)
+    elif client is not None:
+        print(run_beside(side_packages(*client), "-c", here))
     else:
-        exec(compile(here, "docs/api.md", "exec"), {})
+        named: dict[str, Any] = {}
+        exec(compile(here, "docs/api.md", "exec"), named)
+        named["client"].close()
     assert capfd.readouterr().out.strip() == printed.strip()
 
 
 def test_every_recipe_is_tried() -> None:
-    assert len(RECIPES) == 7
+    assert len(RECIPES) == 9
