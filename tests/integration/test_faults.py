@@ -300,15 +300,18 @@ def test_a_killed_coordinator_is_replaced_by_the_one_standing_by_and_its_request
     standing_by = Api(world.second.url, world.key)
     world.until_alive(standing_by)
     expected = [world.undisturbed(counting(3, LONG)), world.undisturbed(counting(5, 20))]
-    lost, kept = Stream(world.api, body).begun(), Stream(standing_by, counting(3, LONG)).begun()
-    world.first.kill()
-    assert not lost.ended(20).done
-    assert [kept.ended().text, standing_by.text(counting(5, 20))] == expected
-    world.first.start()
-    world.first.until_ready()
-    world.until_alive()
-    world.until_nothing_is_held()
-    assert world.api.text(counting(5, 20)) == expected[1]
+    with world.billing(4) as billed:
+        lost, kept = Stream(world.api, body).begun(), Stream(standing_by, counting(3, LONG)).begun()
+        world.first.kill()
+        assert not lost.ended(20).done
+        assert [kept.ended().text, standing_by.text(counting(5, 20))] == expected
+        world.first.start()
+        world.first.until_ready()
+        world.until_alive()
+        world.until_nothing_is_held()
+        assert world.api.text(counting(5, 20)) == expected[1]
+    outcomes = sorted(((outcome, code) for outcome, code, _ in billed), key=str)
+    assert outcomes == [("completed", None)] * 3 + [("failed", "coordinator_lost")]
 
 
 def test_a_killed_provider_that_comes_back_has_forgotten_its_streams_and_serves_again(world: World) -> None:
