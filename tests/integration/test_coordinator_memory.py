@@ -49,7 +49,7 @@ def test_the_model_is_asked_for_where_it_is_loaded_then_where_it_could_be(postgr
             provider(running, provider_id="small") as small,
             running.client() as client,
         ):
-            await warm.beat(slots=[slot(running=3)])
+            await warm.beat(slots=[slot(running=1)])
             await cold.beat(slots=[])
             await small.beat(slots=[], free_for_load_bytes=GIB)
             await asyncio.sleep(0.05)
