@@ -85,14 +85,19 @@ def test_with_the_link_down_and_the_buffer_full_the_sequence_is_parked_and_its_n
         await coordinator.ask("j.1", max_tokens=3000, stream=True)
         await coordinator.take("j.1", 1)
         await coordinator.ask("behind.1", max_tokens=3)
+        slot: dict[str, Any] = {}
+        while not (slot.get("waiting") or slot.get("parked")):
+            (slot,) = (await coordinator.hear("heartbeat"))["slots"]
         coordinator.lose()
 
     async def second(coordinator: Coordinator) -> None:
+        """It is not answered before the buffer is full."""
         register = await coordinator.hear("register")
-        assert {one["request_id"]: one["next_seq"] for one in register["resume"]} == {"j.1": MAX_FRAMES, "behind.1": 1}
-        beat = await coordinator.hear("heartbeat")
-        (slot,) = beat["slots"]
-        assert (slot["parked"], slot["running"], slot["tokens_used"]) == (1, 0, 0)
+        assert {one["request_id"] for one in register["resume"]} == {"j.1", "behind.1"}
+        slot: dict[str, Any] = {}
+        while (slot.get("parked"), slot.get("running"), slot.get("waiting")) != (1, 0, 0):
+            (slot,) = (await coordinator.hear("heartbeat"))["slots"]
+        assert slot["tokens_used"] == 0
         points = [{"request_id": "j.1", "next_seq": 1}, {"request_id": "behind.1", "next_seq": 0}]
         told = {"provider_id": "p", "heartbeat_s": 0.05, "generation": 2, "resume": points}
         await coordinator.say(Registered.model_validate(told))
@@ -101,9 +106,8 @@ def test_with_the_link_down_and_the_buffer_full_the_sequence_is_parked_and_its_n
 
     run(tmp_path, first, second, max_concurrent=1)
     assert [one["seq"] for one in heard] == list(range(1, len(heard) + 1))
-    kinds = [one["kind"] for one in heard if one["type"] == "inference_notice"]
-    assert kinds[0] == "preempted"
-    assert "resumed" in kinds
+    notices = {one["kind"]: one["seq"] for one in reversed(heard) if one["type"] == "inference_notice"}
+    assert notices["resumed"] > notices["preempted"] >= MAX_FRAMES
     assert heard[-1]["usage"]["completion_tokens"] == 3000
     assert heard[-1]["preempt"]["parks"] >= 1
 
