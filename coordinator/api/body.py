@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from coordinator.api.errors import Refusal, body_too_large
-from provider.api.decoding import uncollected
+from provider.api.decoding import too_complex, uncollected
 from provider.api.wire import MAX_BODY_BYTES, invalid_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -75,6 +75,8 @@ async def _read(request: Request) -> bytes:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Raises Refusal for anything that could not be sent on as UTF-8 JSON."""
+    if refused := too_complex(body):
+        raise Refusal(refused)
     try:
         with uncollected():
             value = json.loads(body.decode(), parse_constant=_refuse_constant)

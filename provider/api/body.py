@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from provider.api.decoding import uncollected
+from provider.api.decoding import too_complex, uncollected
 from provider.api.wire import MAX_BODY_BYTES, Failure, invalid_request
 from provider.errors import RequestFailed
 
@@ -48,6 +48,8 @@ async def _body(request: Request) -> bytes:
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
+    if refused := too_complex(body):
+        raise RequestFailed(refused)
     try:
         with uncollected():
             value = msgspec.json.decode(body)

@@ -4,6 +4,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from provider.api.wire import Failure, invalid_request
+
+MAX_BRACKETS = 500_000
+"""Opening brackets of a body. Every list and object costs ten times what its bytes do, in each place that looks at it;
+text with so many is longer than any context."""
+
+
+def too_complex(body: bytes) -> Failure | None:
+    """Brackets inside strings count too: to tell them apart, the body would have to be read."""
+    if body.count(b"[") + body.count(b"{") <= MAX_BRACKETS:
+        return None
+    message = f"The body holds more than {MAX_BRACKETS} lists, objects, or opening brackets in its text."
+    return invalid_request(message, code="body_too_complex")
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.api.body import parse_object
+from coordinator.api.errors import Refusal
+from provider.api.body import _decoded
 from provider.api.job import Origin
 from provider.api.jobs import JOBS
 from provider.errors import RequestFailed
@@ -68,7 +71,7 @@ DECODE = """
 import sys, time
 from provider.api.body import _decoded
 from coordinator.api.body import parse_object
-body = b'{"a": [' + b",".join([b"[]"] * 3_000_000) + b"]}"
+body = b'{"a": [' + b",".join([b"[]"] * 400_000) + b"," + b"7," * 4_000_000 + b"7" + b"]}"
 for read in (_decoded, parse_object):
     started = time.process_time()
     read(body)
@@ -76,7 +79,17 @@ for read in (_decoded, parse_object):
 """
 
 
-def test_ten_megabytes_of_empty_lists_are_read_in_little_time() -> None:
+def test_ten_megabytes_of_small_values_are_read_in_little_time() -> None:
     """In a process of its own: what a collector does depends on what else is alive."""
     printed = subprocess.run([sys.executable, "-c", DECODE], capture_output=True, text=True, check=True, timeout=120)
     assert all(float(line) < 3.0 for line in printed.stdout.split())
+
+
+def test_a_body_of_very_many_lists_is_refused_before_it_is_read() -> None:
+    for body in (b'{"a": [' + b",".join([b"[]"] * 600_000) + b"]}", b'{"a": "' + b"{" * 600_000 + b'"}', b"[" * 10**7):
+        with pytest.raises(RequestFailed) as local:
+            _decoded(body)
+        with pytest.raises(Refusal) as fleet:
+            parse_object(body)
+        assert local.value.failure == fleet.value.failure
+        assert (local.value.failure.status, local.value.failure.code) == (400, "body_too_complex")
