@@ -30,8 +30,9 @@ from tests.integration.client import MODEL, Api, Stream, counting
 from tests.integration.coordinator_harness import hurry, rows, scratch
 from tests.integration.processes import Command, free_port, gone, health, running, until
 from tests.integration.proxy import Proxy, proxied
+from tests.soak import SOAK
 
-RESUME_WITHIN_S = 6
+RESUME_WITHIN_S = 45 if SOAK else 6
 LONG = 150
 FAR_BEYOND = 1100
 """Tokens, each a frame, for nothing is drafted here: more than a buffer holds, by far."""
@@ -242,6 +243,23 @@ def test_a_partition_outlasts_the_buffer_and_the_chat_is_held_rather_than_decode
         world.until_nothing_is_held()
     assert len(stream.events) > MAX_FRAMES
     assert ("completed", None, FAR_BEYOND) in billed
+
+
+@pytest.mark.skipif(not SOAK, reason="takes 30 s of waiting: DARKBLOOM_SOAK=1")
+def test_a_partition_of_thirty_seconds_is_noticed_by_its_pings_and_survived(world: World) -> None:
+    """Nobody is told of it: both sides keep their half of a line that carries nothing."""
+    body = counting(2, FAR_BEYOND, ignore_eos=True)
+    expected, generation = world.undisturbed(body), world.shown()["generation"]
+    with world.billing(1) as billed:
+        stream = Stream(world.api, body).begun()
+        world.proxy.stall()
+        time.sleep(30)
+        assert stream.running
+        world.proxy.flow()
+        assert stream.ended(120).text == expected
+        assert (stream.done, stream.finish_reason) == (True, "length")
+    assert world.shown()["generation"] >= generation
+    assert billed == [("completed", None, FAR_BEYOND)]
 
 
 def test_what_cannot_be_resumed_in_time_ends_with_a_typed_error_and_frees_everything(world: World) -> None:

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -45,7 +45,7 @@ from provider.protocol import (
     Wire,
     encode,
 )
-from tests.fixtures.wire_fuzz import Frame, frames
+from tests.fixtures.wire_fuzz import Frame, drawn, frames
 from tests.integration.coordinator_harness import (
     Running,
     advert,
@@ -67,6 +67,49 @@ MOST_GROWTH_BYTES = 200 * 2**20
 SCENE_S = 60.0
 
 
+FROM_PROVIDER: list[Wire] = [
+    registration("hostile"),
+    heartbeat(1),
+    heartbeat(2, slots=[]),
+    InferenceAccepted(request_id="j.1"),
+    InferenceChunk(request_id="j.1", seq=0, data={"choices": []}),
+    InferenceComplete(request_id="j.1", seq=1, usage={}),
+    ModelsUpdate(models=[advert("hostile-model")]),
+]
+STALE = ResumePoint(request_id="f.1", next_seq=9)
+FROM_COORDINATOR: list[Wire] = [
+    Registered(provider_id="p", heartbeat_s=5, generation=1),
+    Registered(provider_id="p", heartbeat_s=0.01, generation=2, resume=[STALE], gone=["f.2"]),
+    Routability(models={"m": Routable(routable=False, reason="no_kv_room")}),
+    Ack(request_id="f.1", seq=3),
+    InferenceRequest(request_id="f.1", endpoint="/v1/completions", body={**BODY, "stream": True}, deadline_ms=10_000),
+    InferenceRequest(request_id="f.2", endpoint="/v1/messages", body={"model": BODY["model"]}, deadline_ms=1),
+    Cancel(request_id="f.1"),
+    LoadModel(model_id="darkbloom-demo"),
+    PrefetchModel(model_id="m", source="org/m"),
+    ProtocolErrorMessage(message="no"),
+]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is said on one connection each; and, of the first two, whether the peer registers, or welcomes, before."""
+
+    from_provider: list[tuple[list[Frame], bool]]
+    from_coordinator: list[tuple[list[Frame], bool]]
+    raw: list[tuple[bytes, bool]]
+
+
+@pytest.fixture(scope="module")
+def samples() -> Samples:
+    def said(truths: list[Wire]) -> "st.SearchStrategy[tuple[list[Frame], bool]]":
+        return st.tuples(st.lists(frames(truths), max_size=8), st.booleans())
+
+    raw = st.tuples(st.binary(max_size=200) | _websocket_frames(), st.booleans())
+    count = examples(2_000)
+    return Samples(drawn(said(FROM_PROVIDER), count), drawn(said(FROM_COORDINATOR), count), drawn(raw, count))
+
+
 class Loop:
     """An event loop on a thread of its own, which outlives a test's examples."""
 
@@ -85,7 +128,7 @@ class Loop:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
+def loop(samples: Samples) -> Iterator[Loop]:
     made = Loop()
     yield made
     made.stop()
@@ -124,16 +167,6 @@ def _resident_bytes() -> int:
 
 # -- a provider that may say anything, to a coordinator
 
-FROM_PROVIDER: list[Wire] = [
-    registration("hostile"),
-    heartbeat(1),
-    heartbeat(2, slots=[]),
-    InferenceAccepted(request_id="j.1"),
-    InferenceChunk(request_id="j.1", seq=0, data={"choices": []}),
-    InferenceComplete(request_id="j.1", seq=1, usage={}),
-    ModelsUpdate(models=[advert("hostile-model")]),
-]
-
 
 @pytest.fixture(scope="module")
 def running(loop: Loop, postgres: str) -> Iterator[Running]:
@@ -149,7 +182,7 @@ async def still_serves(running: Running) -> None:
     assert got.status_code == 200, got.text
 
 
-def test_a_coordinator_survives_whatever_a_provider_says(loop: Loop, running: Running) -> None:
+def test_a_coordinator_survives_whatever_a_provider_says(samples: Samples, loop: Loop, running: Running) -> None:
     async def scene(sent: list[Frame], registers: bool) -> None:
         headers = {"Authorization": f"Bearer {running.provider_token}"}
         with contextlib.suppress(ConnectionClosed):
@@ -160,16 +193,14 @@ def test_a_coordinator_survives_whatever_a_provider_says(loop: Loop, running: Ru
                     await socket.send(frame)
         await still_serves(running)
 
-    @settings(max_examples=examples(2_000), suppress_health_check=[HealthCheck.too_slow])
-    @given(sent=st.lists(frames(FROM_PROVIDER), max_size=8), registers=st.booleans())
-    def fuzz(sent: list[Frame], registers: bool) -> None:
-        loop.run(scene(_encodable(sent), registers))
-
     with watched("coordinator"):
-        fuzz()
+        for sent, registers in samples.from_provider:
+            loop.run(scene(_encodable(sent), registers))
 
 
-def test_a_coordinator_survives_raw_bytes_in_place_of_a_handshake_or_of_frames(loop: Loop, running: Running) -> None:
+def test_a_coordinator_survives_raw_bytes_in_place_of_a_handshake_or_of_frames(
+    samples: Samples, loop: Loop, running: Running
+) -> None:
     host, port = running.url.removeprefix("http://").split(":")
     upgrade = (
         f"GET /ws/provider HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -189,13 +220,9 @@ def test_a_coordinator_survives_raw_bytes_in_place_of_a_handshake_or_of_frames(l
         writer.transport.abort()
         await still_serves(running)
 
-    @settings(max_examples=examples(2_000), suppress_health_check=[HealthCheck.too_slow])
-    @given(raw=st.binary(max_size=200) | _websocket_frames(), upgrades=st.booleans())
-    def fuzz(raw: bytes, upgrades: bool) -> None:
-        loop.run(scene(raw, upgrades))
-
     with watched("coordinator"):
-        fuzz()
+        for raw, upgrades in samples.raw:
+            loop.run(scene(raw, upgrades))
 
 
 def test_many_hostile_sockets_leave_nothing_behind(loop: Loop, running: Running) -> None:
@@ -224,21 +251,6 @@ class NoFetching(Operations):
     def handle(self, asked: Operation, say: Say) -> None:
         if isinstance(asked, LoadModel | UnloadModel):
             super().handle(asked, say)
-
-
-STALE = ResumePoint(request_id="f.1", next_seq=9)
-FROM_COORDINATOR: list[Wire] = [
-    Registered(provider_id="p", heartbeat_s=5, generation=1),
-    Registered(provider_id="p", heartbeat_s=0.01, generation=2, resume=[STALE], gone=["f.2"]),
-    Routability(models={"m": Routable(routable=False, reason="no_kv_room")}),
-    Ack(request_id="f.1", seq=3),
-    InferenceRequest(request_id="f.1", endpoint="/v1/completions", body={**BODY, "stream": True}, deadline_ms=10_000),
-    InferenceRequest(request_id="f.2", endpoint="/v1/messages", body={"model": BODY["model"]}, deadline_ms=1),
-    Cancel(request_id="f.1"),
-    LoadModel(model_id="darkbloom-demo"),
-    PrefetchModel(model_id="m", source="org/m"),
-    ProtocolErrorMessage(message="no"),
-]
 
 
 @asynccontextmanager
@@ -293,7 +305,7 @@ async def _converse(link: Link, port: int, until: asyncio.Event) -> None:
         raise failure
 
 
-def test_a_provider_survives_whatever_a_coordinator_says(loop: Loop, link: Link) -> None:
+def test_a_provider_survives_whatever_a_coordinator_says(samples: Samples, loop: Loop, link: Link) -> None:
     async def scene(sent: list[Frame], registers: bool) -> None:
         async def play(socket: ServerConnection) -> None:
             with contextlib.suppress(ConnectionClosed):
@@ -311,16 +323,12 @@ def test_a_provider_survives_whatever_a_coordinator_says(loop: Loop, link: Link)
         await still_answers(link)
         assert [one.request_id for one in link.deliveries.resumable if one.request_id != "good.1"] == []
 
-    @settings(max_examples=examples(2_000), suppress_health_check=[HealthCheck.too_slow])
-    @given(sent=st.lists(frames(FROM_COORDINATOR), max_size=8), registers=st.booleans())
-    def fuzz(sent: list[Frame], registers: bool) -> None:
-        loop.run(scene(_encodable(sent), registers))
-
     with watched("provider"):
-        fuzz()
+        for sent, registers in samples.from_coordinator:
+            loop.run(scene(_encodable(sent), registers))
 
 
-def test_a_provider_survives_raw_bytes_in_place_of_frames(loop: Loop, link: Link) -> None:
+def test_a_provider_survives_raw_bytes_in_place_of_frames(samples: Samples, loop: Loop, link: Link) -> None:
     async def scene(raw: bytes) -> None:
         async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -339,13 +347,9 @@ def test_a_provider_survives_raw_bytes_in_place_of_frames(loop: Loop, link: Link
             await _converse(link, server.sockets[0].getsockname()[1], asyncio.Event())
         await still_answers(link)
 
-    @settings(max_examples=examples(2_000), suppress_health_check=[HealthCheck.too_slow])
-    @given(raw=st.binary(max_size=200) | _websocket_frames())
-    def fuzz(raw: bytes) -> None:
-        loop.run(scene(raw))
-
     with watched("provider"):
-        fuzz()
+        for raw, _ in samples.raw:
+            loop.run(scene(raw))
 
 
 def _websocket_frames() -> st.SearchStrategy[bytes]:
