@@ -16,7 +16,7 @@ from provider.findings import Status
 from provider.models.bundled import BUNDLED_MODEL_ID
 from tests.fixtures.family_models import write_family
 
-TOKENS = 12
+TOKENS = 10
 """Enough for three neighbours to join one after the other."""
 
 
