@@ -6,8 +6,12 @@ that is never accepted, a stream with a hole. Want of capacity is told apart (co
 are a circuit breaker's states (Nygard, Release It!, 2007).
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 FAILURES = 5
 """In a row, before the first opening: a request that breaks whatever it meets is tried three times, and must not take
@@ -64,3 +68,19 @@ def failed(known: Breaker | None, now_s: float, incident: int | None = None) -> 
 def _length_s(failures: int) -> float:
     beyond = failures - FAILURES
     return 0.0 if beyond < 0 else min(LONGEST_S, FIRST_S * 2.0 ** min(beyond, 16))
+
+
+class BreakerStates(Collector):
+    """darkbloom_breakers, at each scrape: how many pairs of a provider and a model are open, and how many are tried."""
+
+    def __init__(self, breakers: Callable[[], Iterable[Breaker]], clock: Callable[[], float]) -> None:
+        self._breakers = breakers
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        now_s = self._clock()
+        states = [breaker.state(now_s) for breaker in self._breakers()]
+        family = GaugeMetricFamily("darkbloom_breakers", "Models left alone at a provider.", labels=["state"])
+        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+            family.add_metric([state.value], states.count(state))
+        yield family

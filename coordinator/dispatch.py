@@ -11,6 +11,7 @@ from typing import Any, Protocol, assert_never
 from coordinator import log, refusals
 from coordinator.admission import Admission, Lease
 from coordinator.affinity import Affinities, conversation_of
+from coordinator.breaker import Breaker, BreakerStates
 from coordinator.config import MOST_WAITING, Timings
 from coordinator.decisions import Decisions
 from coordinator.estimates import Estimates, Tokens, most_tokens, prompts_of
@@ -88,6 +89,7 @@ class Dispatcher:
         self._rng = rng
         self.admission = Admission(hub.views, self.route, tables, timings, most_waiting, hub.metrics, clock)
         hub.views.on_change(self.admission.changed)
+        self._metrics.registry.register(BreakerStates(self._breakers, clock))
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -148,6 +150,9 @@ class Dispatcher:
 
     def _gated(self) -> dict[tuple[str, Reason], int]:
         return gated(self._hub.views, self._clock(), self._timings, self._tables())
+
+    def _breakers(self) -> list[Breaker]:
+        return [breaker for view in self._hub.views.values() for breaker in view.breakers.values()]
 
     def take(self, ask: "Ask", provider_id: str) -> Lease | Failure:
         """Holds the place, and sends the request to it."""

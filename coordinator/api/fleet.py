@@ -8,8 +8,10 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 
 from coordinator import mirror, routing
+from coordinator.admission import Waiting
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
+from coordinator.breaker import BreakerState
 from coordinator.config import Timings
 from coordinator.details import detail
 from coordinator.fleet import Noted, Presence, ProviderView, presence
@@ -29,7 +31,8 @@ Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 async def fleet(request: Request, _: Reader) -> dict[str, Any]:
     services = services_of(request)
     shown = Shown(services, time.monotonic(), services.hub.views.models)
-    return {"providers": [shown.provider(view) for view in services.hub.views.values()]}
+    waiting = [_waiting(one) for one in services.dispatcher.admission.waiting()]
+    return {"providers": [shown.provider(view) for view in services.hub.views.values()], "waiting": waiting}
 
 
 @router.get("/v1/fleet/{provider}")
@@ -99,6 +102,7 @@ def provider_json(
         "loads": [_noted(note, now_s) for note in view.loads.values()],
         "prefetches": [_noted(note, now_s) for note in view.prefetches.values()],
         "cooldowns": _cooldowns(view, now_s),
+        "breakers": _breakers(view, now_s),
     }
 
 
@@ -133,8 +137,27 @@ def _noted(note: Noted, now_s: float) -> dict[str, Any]:
     return {**note.message.model_dump(exclude={"type"}), "age_s": round(now_s - note.at_s, 3)}
 
 
+def _waiting(one: Waiting) -> dict[str, Any]:
+    """`eta_s`: when a load that is under way is predicted to be done; null where there is none."""
+    eta_s = None if one.eta_s is None else round(one.eta_s, 3)
+    return {"model": one.model, "requests": one.requests, "oldest_s": round(one.oldest_s, 3), "eta_s": eta_s}
+
+
 def _cooldowns(view: ProviderView, now_s: float) -> list[dict[str, Any]]:
     active = [(model, one) for model, one in view.cooldowns.items() if one.active(now_s)]
     return [
         {"model_id": model, "refusals": one.refusals, "for_s": round(one.until_s - now_s, 3)} for model, one in active
+    ]
+
+
+def _breakers(view: ProviderView, now_s: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "model_id": model,
+            "failures": one.failures,
+            "state": state.value,
+            "for_s": round(max(0.0, one.until_s - now_s), 3),
+        }
+        for model, one in view.breakers.items()
+        if (state := one.state(now_s)) is not BreakerState.CLOSED
     ]

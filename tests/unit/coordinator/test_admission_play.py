@@ -143,12 +143,14 @@ class Play(RuleBasedStateMachine):
 
     @precondition(lambda self: self.at_work)
     @rule(data=st.data())
-    def completes_while_its_client_goes_away(self, data: st.DataObject) -> None:
+    def completes_while_clients_go_away(self, data: st.DataObject) -> None:
+        """Its own, or one that waits for its place."""
         played, request_id = data.draw(st.sampled_from(self.at_work))
-        client = next(one for one in self.play.clients if one.job.id == request_id.split(".")[0])
+        going = data.draw(st.lists(st.sampled_from([one for one in self.play.clients if not one.task.done()])))
         played.complete(request_id)
-        self.do(_turns(data.draw(st.integers(0, 4))))
-        client.task.cancel()
+        for turns, client in enumerate(going, data.draw(st.integers(0, 12))):
+            self.do(_turns(turns))
+            client.task.cancel()
         self.settle()
 
     @rule(ids=st.sets(st.sampled_from(NAMES), max_size=1))
