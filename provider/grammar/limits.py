@@ -1,6 +1,6 @@
 """How much a grammar may ask of the machine: every bound is on work or memory, so it holds on any machine.
 
-What the figures come to: docs/decisions/0016-structured-output.md.
+What the figures come to: docs/decisions/0017-structured-output.md.
 """
 
 from llguidance import LLParserLimits

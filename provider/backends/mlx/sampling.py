@@ -120,15 +120,15 @@ def adjusted(logits: mx.array, draws: Draws) -> mx.array:
         )
     if any(sampler.guide is not None for sampler, _ in draws):
         mx.async_eval(logits)  # the device is at work on them while the host looks for what may come
-        allowed = masks([sampler.guide for sampler, _ in draws], logits.shape[-1])
-        logits = mx.where(_bits(allowed, logits.shape[-1]), logits[: len(draws)], -mx.inf)
+        logits = allow(logits, masks([sampler.guide for sampler, _ in draws], logits.shape[-1]))
     return logits
 
 
-def _bits(words: Words, vocab_size: int) -> mx.array:
-    """[R, V] of bool."""
+def allow(logits: mx.array, words: Words) -> mx.array:
+    """The rows of logits that `words` has, with nothing left of what may not come; the rest is padding."""
     bits = (mx.array(words)[:, :, None] >> mx.arange(32, dtype=mx.int32)) & 1
-    return bits.reshape(len(words), -1)[:, :vocab_size].astype(mx.bool_)
+    allowed = bits.reshape(len(words), -1)[:, : logits.shape[-1]].astype(mx.bool_)
+    return mx.where(allowed, logits[: len(words)], -mx.inf)
 
 
 def kind_of(asked: Sampling) -> Callable[[mx.array, Draws], mx.array]:
