@@ -249,4 +249,4 @@ class _Round:
 
 
 def matches(pool: Pool, view: ProviderView) -> bool:
-    return fnmatchcase(view.name, pool.providers)
+    return pool.providers == "*" or fnmatchcase(view.name, pool.providers)

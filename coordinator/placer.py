@@ -39,19 +39,20 @@ class Placer:
             await asyncio.sleep(self._timings.place_s)
             try:
                 self._lead(await self._lock.held())
-                self.look()
+                await self.look()
             except StoreDown as error:
                 self._lead(False)
-                self.look()
                 log.warning("placement_lock_unknown", reason=str(error))
             except Exception as error:
                 log.failure("placement_failed", error)
 
-    def look(self) -> None:
+    async def look(self) -> None:
+        """In a thread, over views as they are now: of thousands of providers it takes as long as some chunks."""
         desired = self._reference.desired
-        self.placement = place(
+        self.placement = await asyncio.to_thread(
+            place,
             () if desired is None else desired.models,
-            self._hub.views,
+            dict(self._hub.views),
             self._clock(),
             self.placement.history,
             self._timings,
