@@ -22,6 +22,12 @@ DESCRIBED = {"name": "get_weather", "description": "Current weather of a city"}
 CHAT_TOOL: Any = {"type": "function", "function": {**DESCRIBED, "parameters": SCHEMA}}
 RESPONSES_TOOL: Any = {"type": "function", **DESCRIBED, "parameters": SCHEMA, "strict": False}
 ANTHROPIC_TOOL: Any = {**DESCRIBED, "input_schema": SCHEMA}
+BOUNDED: Any = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 12}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
 RAIN = '{"temperature": 7, "sky": "rain"}'
 
 
@@ -120,6 +126,43 @@ def completions_take_text_and_tokens(gpt: Any, lenient: Any) -> None:
     assert texts == [choice.text for choice in whole.choices]
 
 
+def chats_are_held_to_a_schema(gpt: Any) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "messages": user(CAPITAL),
+        "temperature": 0,
+        "max_tokens": 120,
+        "reasoning_effort": "none",
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": BOUNDED}}
+    whole = gpt.chat.completions.create(**asked, response_format=form)
+    said = json.loads(whole.choices[0].message.content)
+    assert (set(said), len(said["answer"]) <= 12) == ({"answer"}, True)
+    chunks = gpt.chat.completions.create(**asked, response_format=form, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+
+
+def chats_must_call(gpt: Any) -> None:
+    asked: Any = {"model": MODEL, "messages": user(WEATHER), "temperature": 0, "tools": [CHAT_TOOL], "max_tokens": 200}
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        whole = gpt.chat.completions.create(
+            **asked, tool_choice=choice, reasoning_effort="none", parallel_tool_calls=False
+        )
+        [call] = whole.choices[0].message.tool_calls
+        assert isinstance(json.loads(call.function.arguments)["city"], str)
+
+
+def chats_and_completions_tell_probabilities(gpt: Any) -> None:
+    asked: Any = {"model": MODEL, "messages": user(CAPITAL), "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    whole = gpt.chat.completions.create(**asked).choices[0].logprobs.content
+    assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in whole)
+    chunks = list(gpt.chat.completions.create(**asked, stream=True))
+    told = [one for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    assert [one.token for one in told] == [one.token for one in whole]
+    done = gpt.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=4, temperature=0, logprobs=2)
+    assert len(done.choices[0].logprobs.tokens) == len(done.choices[0].logprobs.token_logprobs) > 0
+
+
 # OpenAI's responses
 
 
@@ -154,6 +197,21 @@ def responses_call_tools(gpt: Any) -> None:
     result = {"type": "function_call_output", "call_id": call.call_id, "output": RAIN}
     items = [*user(WEATHER), *(item.to_dict() for item in whole.output), result]
     assert gpt.responses.create(**asked, input=items).output_text
+
+
+def responses_are_held_to_a_schema(gpt: Any) -> None:
+    form = {"type": "json_schema", "name": "answer", "schema": BOUNDED, "strict": True}
+    asked: Any = {
+        "model": MODEL,
+        "temperature": 0,
+        "max_output_tokens": 200,
+        "extra_body": {"reasoning": {"effort": "none"}},
+    }
+    assert set(json.loads(gpt.responses.create(**asked, input=CAPITAL, text={"format": form}).output_text)) == {
+        "answer"
+    }
+    called = gpt.responses.create(**asked, input=WEATHER, tools=[RESPONSES_TOOL], tool_choice="required")
+    assert [item.name for item in called.output if item.type == "function_call"]
 
 
 def openai_models_and_errors(gpt: Any) -> None:
@@ -214,6 +272,20 @@ def messages_call_tools(claude: Any) -> None:
     assert claude.messages.create(**asked, messages=history).stop_reason == "end_turn"
 
 
+def messages_must_call(claude: Any) -> None:
+    body = {"temperature": 0, "thinking": {"type": "disabled"}}
+    asked: Any = {
+        "model": MODEL,
+        "max_tokens": 200,
+        "messages": user(CAPITAL),
+        "tools": [ANTHROPIC_TOOL],
+        "extra_body": body,
+    }
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}):
+        called = claude.messages.create(**asked, tool_choice=choice)
+        assert {block.name for block in called.content if block.type == "tool_use"} == {"get_weather"}
+
+
 def anthropic_models_and_errors(claude: Any) -> None:
     assert [model.id for model in claude.models.list()] == [claude.models.retrieve(MODEL).id] == [MODEL]
     asked: Any = {"max_tokens": 5, "messages": user("Hi")}
@@ -241,12 +313,22 @@ OPENAI = (
     chats_have_several_choices,
     chats_think_or_do_not,
     chats_call_tools,
+    chats_are_held_to_a_schema,
+    chats_must_call,
+    chats_and_completions_tell_probabilities,
     responses_whole_and_streamed,
     responses_think,
     responses_call_tools,
+    responses_are_held_to_a_schema,
     openai_models_and_errors,
 )
-ANTHROPIC = (messages_whole_and_streamed, messages_think, messages_call_tools, anthropic_models_and_errors)
+ANTHROPIC = (
+    messages_whole_and_streamed,
+    messages_think,
+    messages_call_tools,
+    messages_must_call,
+    anthropic_models_and_errors,
+)
 
 
 def drive(url: str, key: str) -> None:
