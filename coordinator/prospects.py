@@ -2,16 +2,18 @@
 to load a model for should rather wait for those who have it. Pure.
 """
 
+import numpy as np
+
 from coordinator.config import Timings
 from coordinator.fleet import ProviderView
-from coordinator.mirror import loaded
-from coordinator.reasons import BUSY, REASONS, Reason
+from coordinator.reasons import BUSY, CODES, REASONS, Reason
 from coordinator.routing import Chosen, Refused, Request, reasons
 from coordinator.store.records import MemoryTables
-from coordinator.views import Views
+from coordinator.views import Seen, Views
 
 PASSING = BUSY | {Reason.COOLING, Reason.BREAKER_OPEN, Reason.SUSPECT}
 """What ends by itself."""
+FULL = [CODES[reason] for reason in BUSY]
 FIRST_BEAT_S = 1.0
 """So soon after its registration a provider's first heartbeat comes."""
 
@@ -61,15 +63,13 @@ def rather_wait(
         return True
     if not cold(mine, request.model) or waited_s >= chosen.terms.residency / 1000.0:
         return False
-    ids, codes = reasons(request, views, now_s, timings, tables)
-    others = [
-        (views[provider_id], REASONS[code - 1] if code else None)
-        for provider_id, code in zip(ids, codes.tolist(), strict=True)
-        if provider_id not in request.tried
-    ]
-    if any(_begun(view, request.model) for view, _ in others):
+    seen = views.seen(request.model, tables)
+    assert seen is not None, "somebody who serves it was chosen"
+    if any(one not in request.tried for one in _loading(seen, views, request.model)):
         return not _begun(mine, request.model)
-    return any(reason in BUSY and loaded(view.slots.get(request.model)) for view, reason in others)
+    _, codes = reasons(request, views, now_s, timings, tables)
+    full = np.flatnonzero(np.isin(codes, FULL) & (seen.own.residency_ms == 0))
+    return any(seen.ids[row] not in request.tried for row in full.tolist())
 
 
 def eta_s(model: str, views: Views, tables: MemoryTables, now_s: float) -> float | None:
@@ -77,12 +77,16 @@ def eta_s(model: str, views: Views, tables: MemoryTables, now_s: float) -> float
     seen = views.seen(model, tables)
     if seen is None:
         return None
-    left = [
-        max(seen.own.residency_ms.item(row), seen.own.ready_at_ms.item(row) - 1000.0 * now_s)
-        for row, one in enumerate(seen.ids)
-        if _begun(views[one], model)
-    ]
-    return max(0.0, float(min(left)) / 1000.0) if left else None
+    rows = [seen.rows[one] for one in _loading(seen, views, model)]
+    left = [max(seen.own.residency_ms.item(row), seen.own.ready_at_ms.item(row) - 1000.0 * now_s) for row in rows]
+    return max(0.0, min(left) / 1000.0) if left else None
+
+
+def _loading(seen: Seen, views: Views, model: str) -> list[str]:
+    """Who has begun to load it; of thousands of providers, few are looked at."""
+    own = seen.own
+    rows = np.flatnonzero((own.residency_ms > 0) & ((own.ready_at_ms > -np.inf) | (own.at_work > 0)))
+    return [seen.ids[row] for row in rows.tolist() if _begun(views[seen.ids[row]], model)]
 
 
 def cold(view: ProviderView, model: str) -> bool:
