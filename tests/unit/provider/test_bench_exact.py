@@ -15,6 +15,7 @@ def test_a_ratio_is_of_one_round_and_the_median_of_the_rounds_counts() -> None:
     cost = cost_of(4, 8, 0, measured)
     assert cost.ratios == (0.9, 1.0, 0.5)
     assert (cost.ratio, cost.off_tokens_per_s, cost.on_tokens_per_s) == (0.9, 100, 90)
+    assert cost.best_ratio == 100 / 200
     assert cost.token_ms == pytest.approx(1000 * 8 / 90)
 
 
@@ -34,6 +35,7 @@ def test_every_row_count_is_measured_beside_the_mode_off_and_drafts_with_the_cho
     assert {(one.rows, one.streams) for one in cases if not one.drafts} == {
         (rows, streams) for rows in (None, 4, 8) for streams in (1, 4, 8)
     }
+    assert cases[:2] == [Case(None, 1, 0), Case(8, 1, 0)], "disturbed alike"
     assert [one for one in cases if one.drafts] == [Case(None, 8, 2), Case(8, 8, 2)]
     assert not any(one.drafts for one in cases_of([4], 4, 0))
 
@@ -41,5 +43,5 @@ def test_every_row_count_is_measured_beside_the_mode_off_and_drafts_with_the_cho
 def _cost(rows: int, streams: int, drafts: int, token_ms: float) -> Cost:
     return Cost(
         rows=rows, streams=streams, drafts=drafts, off_tokens_per_s=1, on_tokens_per_s=1, ratio=1, ratios=(1,),
-        token_ms=token_ms,
+        best_ratio=1, token_ms=token_ms,
     )  # fmt: skip
