@@ -143,6 +143,36 @@ def test_each_token_leaves_at_once() -> None:
         assert received.startswith(b"HTTP/1.1 200")
 
 
+TOOL_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {**CHAT, "tools": [WEATHER]},
+    "/v1/responses": {"model": MODEL, "input": "Hi", "tools": [{"type": "function", **WEATHER["function"]}]},
+    "/v1/messages": {
+        **CHAT,
+        "max_tokens": 50,
+        "tools": [{"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("path", TOOL_BODIES)
+@pytest.mark.parametrize(
+    "markup", [CALL, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>']
+)
+def test_the_arguments_of_a_call_leave_while_it_is_written(path: str, markup: str) -> None:
+    written, _, _ = markup.partition("lo")
+
+    async def waits(request: GenerationRequest) -> AsyncGenerator[Event]:
+        yield Delta(request.request_id, [1], written)
+        await asyncio.Event().wait()
+
+    with running(waits) as server, server.connect() as connection:
+        send_post(connection, {**TOOL_BODIES[path], "stream": True}, path)
+        received = b""
+        while b'{\\"city\\": \\"Os' not in received:
+            received += connection.recv(65536)
+        assert b"<" not in received.partition(b"\r\n\r\n")[2]
+
+
 @pytest.mark.parametrize("mode", ["comment", "chunk", "off", None])
 def test_notices_are_comments_chunks_or_nothing(mode: str | None) -> None:
     with running(parked, notices="chunk" if mode is None else "comment") as server:

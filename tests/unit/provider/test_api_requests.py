@@ -54,6 +54,7 @@ def refusal(job: Any, **fields: Any) -> Failure:
         {"priority": "high"},
         {"stream": "yes"},
         {"stream_options": {"include_usage": True}},
+        {"user": 5},
     ],
 )
 def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any]) -> None:
@@ -62,6 +63,24 @@ def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any]) -> None:
         failure = refusal(job, **fields)
         assert failure.param == name
         assert failure.message.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": []}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"service_tier": 1}, "service_tier"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    ],
+)
+def test_what_has_no_effect_is_checked_too(fields: dict[str, Any], param: str) -> None:
+    assert refusal(chat, **fields).param == param
 
 
 @pytest.mark.parametrize(
