@@ -171,11 +171,10 @@ def test_a_draining_provider_says_so_and_ends_at_once_when_it_is_told_twice_to_s
     assert {fleet.shown()[name]["state"] for name in ("one", "two")} == {"alive"}
 
 
-def test_an_operator_drains_a_provider_from_the_coordinator_and_takes_it_back(fleet: SmallFleet, by: str) -> None:
+def test_an_operator_drains_a_provider_from_the_coordinator_and_takes_it_back(fleet: SmallFleet) -> None:
     admin = Api(fleet.url, fleet.create_token("admin"))
     fleet.until_idle()
-    target = fleet.shown()["two"]["id"] if by == "id" else "two"
-    path = f"/v1/admin/providers/{target}/drain"
+    path = f"/v1/admin/providers/{fleet.shown()['two']['id']}/drain"
     assert fleet.api.post({}, path).status_code == 403
     answer = admin.post(b"", f"{path}?wait=true")
     assert (answer.status_code, answer.json()["status"], answer.json()["requests"]) == (200, "draining", 0)
