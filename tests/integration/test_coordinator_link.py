@@ -14,6 +14,7 @@ from provider.protocol import (
     ModelsUpdate,
     ProtocolErrorMessage,
     Registered,
+    Routability,
     encode,
     parse_from_coordinator,
 )
@@ -50,8 +51,11 @@ async def state_of(running: Running, provider_id: str = "p1") -> dict[str, Any]:
 
 
 async def said(socket: ClientConnection) -> Any:
+    """The next message, but for what a provider is told of its own routability meanwhile."""
     async with asyncio.timeout(5):
-        return parse_from_coordinator(await socket.recv())
+        while isinstance(message := parse_from_coordinator(await socket.recv()), Routability):
+            pass
+        return message
 
 
 def test_registration_is_answered_and_shown(postgres: str) -> None:

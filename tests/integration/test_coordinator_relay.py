@@ -165,7 +165,7 @@ def test_a_provider_that_dies_before_the_first_chunk_is_replaced(postgres: str) 
 
     async def scene() -> None:
         async with (
-            coordinator(postgres) as running,
+            coordinator(postgres, with_timings(failover_after_s=0.2)) as running,
             provider(running, dies, "a"),
             provider(running, counts, "b") as second,
             running.client() as client,
