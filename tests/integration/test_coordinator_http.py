@@ -152,7 +152,7 @@ def test_unknown_models_and_routes_answer_in_openai_form(postgres: str) -> None:
 
 def test_a_lost_model_is_unavailable_rather_than_unknown(postgres: str) -> None:
     async def scene() -> None:
-        async with coordinator(postgres) as running, running.client() as client:
+        async with coordinator(postgres, with_timings(away_s=0.2)) as running, running.client() as client:
             async with provider(running):
                 assert (await client.get(f"/v1/models/{MODEL}")).status_code == 200
             got = await client.post("/v1/chat/completions", json=chat())
