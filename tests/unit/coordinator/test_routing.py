@@ -191,6 +191,22 @@ def test_a_long_prompt_goes_to_the_one_that_has_room_for_it() -> None:
     assert chosen(small, tight, request=long) is Reason.PROMPT_TOO_LONG
 
 
+@pytest.mark.parametrize(
+    ("seen", "longest"),
+    [
+        (view("p1", slot(), models={MODEL: advert(context_length=61)}), 60),
+        (view("p1", slot(tokens_max=60)), 60),
+        (view("p1", slot(state="loading", tokens_max=60), models={MODEL: advert(kv_bytes_per_token=GIB)}), 60),
+    ],
+)
+def test_the_longest_prompt_that_could_fit_is_let_in(seen: ProviderView, longest: int) -> None:
+    assert chosen(seen, request=replace(SMALL, least_tokens=longest)) == "p1"
+    assert chosen(seen, request=replace(SMALL, least_tokens=longest + 1)) in (
+        Reason.CONTEXT_EXCEEDED,
+        Reason.PROMPT_TOO_LONG,
+    )
+
+
 def beyond(*views: ProviderView, least_tokens: int = 5000) -> Beyond | None:
     request = Request(MODEL, prompt_tokens=9000, least_tokens=least_tokens)
     decision = route(request, listed(*views), 0.0, random.Random(0), TIMINGS, TABLES)
