@@ -36,6 +36,8 @@ from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 from provider.worker import build
 from tests.contract.test_drafting_engine import Restless
+from tests.fixtures.deep_head import write_deep_head
+from tests.fixtures.drafters import RuledDrafter, right
 from tests.fixtures.grammars import GUIDES, TOKENIZER
 from tests.fixtures.movers import mlx_lot
 from tests.soak import SOAK
@@ -50,6 +52,9 @@ SCHEMA = {
     "required": ["answer", "count", "tags"],
 }
 VALUE = usable(SCHEMA, "s", check)
+LETTERS = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}
+SHORT = usable(LETTERS, "s", check)
+SUMS = ("What is 3 plus 4?", "What is 20 plus 41?", "What is 7 times 6?")
 TOOL = ToolSchema("count", VALUE, frozenset({"answer"}), "n", "p")
 GRAMMARS = (
     answer_grammar(Thinking.DONE, VALUE, None, "s", check),
@@ -64,6 +69,7 @@ SAMPLINGS = (
     Sampling(temperature=0.7, seed=5, repetition_penalty=1.2, logit_bias={7: 1.5}),
 )
 ENDS = sorted(TOKENIZER.eos_token_ids)
+[THINK_CLOSE] = TOKENIZER.encode("</think>")
 
 
 def requests(seed: int, count: int = 6) -> list[GenerationRequest]:
@@ -97,6 +103,9 @@ class Played:
         self.texts = {one.request_id: "" for one in asked}
         self.logprobs: dict[str, list[TokenLogprob]] = {one.request_id: [] for one in asked}
         self.ends: dict[str, Finished | Failed] = {}
+        self.tokens: dict[str, list[int]] = {one.request_id: [] for one in asked}
+        self.ended_within_drafts = 0
+        """How often `</think>` came in a run of tokens and was not its last."""
         engine = Engine(Scheduler(Limits(6, 400), Pool(pool), ParkRules(every=every)), backend, TOKENIZER.decode, depth)
         waiting, step = list(asked), 0
         while waiting or engine.busy:
@@ -111,6 +120,8 @@ class Played:
                 case Delta():
                     assert event.logprobs is None or len(event.logprobs) == len(event.token_ids)
                     self.texts[event.request_id] += event.text
+                    self.tokens[event.request_id] += event.token_ids
+                    self.ended_within_drafts += THINK_CLOSE in event.token_ids[:-1]
                     self.logprobs[event.request_id] += event.logprobs or []
                 case Finished() | Failed():
                     self.ends[event.request_id] = event
@@ -124,9 +135,15 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def backend() -> Iterator[MlxBackend]:
-    made = MlxBackend(BUNDLED_MODEL_DIR)
-    made.adopt(inspect_inline_head(BUNDLED_MODEL_DIR))
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_deep_head(tmp_path_factory.mktemp("guided"))
+
+
+@pytest.fixture(scope="module")
+def backend(directory: Path) -> Iterator[MlxBackend]:
+    made = MlxBackend(directory)
+    made.adopt(inspect_inline_head(directory))
+    assert made.facts.max_drafts == 3
     made.guide_with(GUIDES.guide)
     yield made
     made.close()
@@ -150,6 +167,35 @@ def test_drafts_parks_and_neighbours_change_neither_answers_nor_probabilities(
         assert (len(logprobs) > 0) == (one.sampling.logprobs is not None)
         if one.sampling.grammar in GRAMMARS[:2] and reason == "stop":
             jsonschema.validate(json.loads(text.partition("</think>")[2] or text), SCHEMA)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_thinking_that_ends_within_accepted_drafts_is_followed_by_the_value_alone(
+    backend: MlxBackend, directory: Path, drafts: int
+) -> None:
+    """Evidence N. The answers are those without drafts, which end their thinking token by token."""
+    grammar = answer_grammar(Thinking.BEGUN, SHORT, None, "s", check)
+    asked = [
+        GenerationRequest(
+            request_id=str(seed),
+            prompt=TOKENIZER.encode(f"<|im_start|>user\n{SUMS[seed % 3]}<|im_end|>\n<|im_start|>assistant\n<think>\n"),
+            max_tokens=60,
+            sampling=Sampling(temperature=0.6, seed=seed, grammar=grammar),
+            stop_token_ids=ENDS,
+        )
+        for seed in range(6)
+    ]
+    plainly = Played(backend, asked, FixedDepth(0), 10_000, None)
+    truths = {id: [*tokens, ENDS[0]] for id, tokens in plainly.tokens.items()}
+    backend._drafter = RuledDrafter(truths, right)
+    played = Played(backend, asked, FixedDepth(drafts), 10_000, None)
+    backend.adopt(inspect_inline_head(directory))
+    assert played.texts == plainly.texts
+    for text in played.texts.values():
+        thought, _, value = text.partition("</think>")
+        assert "{" not in thought
+        jsonschema.validate(json.loads(value), LETTERS)
+    assert played.ended_within_drafts > 0
 
 
 def test_after_a_recompute_the_text_goes_on_within_its_grammar(backend: MlxBackend, tmp_path: Path) -> None:

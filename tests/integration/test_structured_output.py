@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
-from shutil import copyfile
 from typing import Any
 
 import anthropic
@@ -18,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, Field
 
-from provider.models.bundled import BUNDLED_MODEL_DIR
+from tests.fixtures.deep_head import write_deep_head
 from tests.integration.client import MODEL, Api
 from tests.integration.test_parking import local
 from tests.soak import SOAK
@@ -76,14 +75,7 @@ WEATHER = {"name": "get_weather", "description": "Current weather of a city", "p
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """The bundled model, its head allowed three drafts; every chat is parked every 20 tokens."""
     directory = tmp_path_factory.mktemp("drafting")
-    model = directory / MODEL
-    model.mkdir()
-    for file in BUNDLED_MODEL_DIR.iterdir():
-        copyfile(file, model / file.name)
-    config = json.loads((model / "config.json").read_text())
-    config["mtplx_mtp"]["block_size"] = 4
-    (model / "config.json").write_text(json.dumps(config))
-    with local(directory, model=str(model), DARKBLOOM_PREEMPT_EVERY="20") as (_, api):
+    with local(directory, model=str(write_deep_head(directory)), DARKBLOOM_PREEMPT_EVERY="20") as (_, api):
         yield api
 
 
@@ -94,8 +86,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def chats(drafting: Api) -> openai.OpenAI:
-    return strict(drafting)
+def chats(drafting: Api) -> Iterator[openai.OpenAI]:
+    with strict(drafting) as client:
+        yield client
 
 
 def strict(api: Api) -> openai.OpenAI:
@@ -160,8 +153,7 @@ def test_answers_are_what_their_schemas_say_beside_each_other_drafting_and_parke
     numbers = {drafting: range(REQUESTS * 3 // 4), plain: range(REQUESTS * 3 // 4, REQUESTS)}
     answers: list[tuple[dict[str, Any], Told]] = []
     for api, asked in numbers.items():
-        with ThreadPoolExecutor(CONCURRENCY) as threads:
-            client = strict(api)
+        with ThreadPoolExecutor(CONCURRENCY) as threads, strict(api) as client:
             here = list(threads.map(lambda number, client=client: ask(client, number), asked))
         # No answer is generated twice. The figure is without each answer's first token, which its prompt gives,
         # and with what was drafted behind its last.
@@ -264,19 +256,21 @@ def test_responses_and_messages_call_tools_too(chats: openai.OpenAI, drafting: A
     )
     [item] = [one for one in response.output if one.type == "function_call"]
     jsonschema.validate(json.loads(item.arguments), PARAMETERS)
-    client = anthropic.Anthropic(base_url=drafting.url, api_key="none", max_retries=0, _strict_response_validation=True)
     tool: Any = {"name": "get_weather", "input_schema": PARAMETERS}
-    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
-        message = client.messages.create(
-            model=MODEL,
-            max_tokens=300,
-            messages=[{"role": "user", "content": "Hello"}],
-            tools=[tool],
-            tool_choice=choice,  # type: ignore[arg-type]  # a plain dict
-        )
-        assert message.stop_reason == "tool_use"
-        [block] = [one for one in message.content if one.type == "tool_use"]
-        jsonschema.validate(block.input, PARAMETERS)
+    with anthropic.Anthropic(
+        base_url=drafting.url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
+            message = client.messages.create(
+                model=MODEL,
+                max_tokens=300,
+                messages=[{"role": "user", "content": "Hello"}],
+                tools=[tool],
+                tool_choice=choice,  # type: ignore[arg-type]  # a plain dict
+            )
+            assert message.stop_reason == "tool_use"
+            [block] = [one for one in message.content if one.type == "tool_use"]
+            jsonschema.validate(block.input, PARAMETERS)
     body = {
         "model": MODEL,
         "max_tokens": 300,
@@ -300,7 +294,8 @@ def test_an_answer_that_is_cut_ends_for_its_length_or_its_stop_string(chats: ope
     assert stopped.choices[0].message.content == '{"'
 
 
-def test_probabilities_are_told_streamed_or_not_parked_or_not(drafting: Api, plain: Api) -> None:
+def probabilities(client: openai.OpenAI) -> list[tuple[str, float]]:
+    """Of the tokens of a greedy answer, which are the same when it is streamed."""
     asked: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Count from 5 to 29."}],
@@ -309,25 +304,29 @@ def test_probabilities_are_told_streamed_or_not_parked_or_not(drafting: Api, pla
         "logprobs": True,
         "top_logprobs": 3,
     }
-    answers = []
-    for api in (plain, drafting):
-        whole = strict(api).chat.completions.create(**asked)
-        told_of = whole.choices[0].logprobs
-        assert told_of is not None
-        content = told_of.content or []
-        assert "".join(one.token for one in content) == whole.choices[0].message.content
-        for one in content:
-            best = one.top_logprobs[0]
-            assert len(one.top_logprobs) == 3
-            assert (one.token, one.logprob) == (best.token, best.logprob)  # greedy
-            assert one.logprob <= 0
-        streamed: list[Any] = []
-        for chunk in strict(api).chat.completions.create(**asked, stream=True):
-            streamed += [one for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content or []]
-        assert streamed == content
-        answers.append([(one.token, one.logprob) for one in content])
-    assert [token for token, _ in answers[0]] == [token for token, _ in answers[1]]
-    assert [value for _, value in answers[0]] == pytest.approx([value for _, value in answers[1]], abs=1e-4)
+    whole = client.chat.completions.create(**asked)
+    told_of = whole.choices[0].logprobs
+    assert told_of is not None
+    content = told_of.content or []
+    assert "".join(one.token for one in content) == whole.choices[0].message.content
+    for one in content:
+        best = one.top_logprobs[0]
+        assert len(one.top_logprobs) == 3
+        assert (one.token, one.logprob) == (best.token, best.logprob)
+        assert one.logprob <= 0
+    streamed: list[Any] = []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        streamed += [one for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content or []]
+    assert streamed == content
+    return [(one.token, one.logprob) for one in content]
+
+
+def test_probabilities_are_told_streamed_or_not_parked_or_not(chats: openai.OpenAI, plain: Api) -> None:
+    with strict(plain) as client:
+        expected = probabilities(client)
+    found = probabilities(chats)
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
 
 
 def test_completions_and_responses_tell_probabilities_too(plain: Api) -> None:
@@ -340,9 +339,10 @@ def test_completions_and_responses_tell_probabilities_too(plain: Api) -> None:
         top[one] == value
         for top, one, value in zip(*(told_of[k] for k in ("top_logprobs", "tokens", "token_logprobs")), strict=True)
     )
-    response = strict(plain).responses.create(
-        model=MODEL, input=CAPITAL, temperature=0, include=["message.output_text.logprobs"], top_logprobs=1
-    )
+    with strict(plain) as client:
+        response = client.responses.create(
+            model=MODEL, input=CAPITAL, temperature=0, include=["message.output_text.logprobs"], top_logprobs=1
+        )
     [part] = [part for item in response.output if item.type == "message" for part in item.content]
     assert part.type == "output_text"
     assert "".join(one.token for one in part.logprobs or []) == part.text
