@@ -3,6 +3,7 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from coordinator.estimates import pieces
@@ -10,7 +11,7 @@ from coordinator.estimates import pieces
 KEPT = 10_000
 """Conversations; the ones longest not heard of are forgotten."""
 OPENING = 4096
-"""So many characters of each text tell one conversation from another."""
+"""So many characters of each text, and so many texts or token ids, tell one conversation from another."""
 
 
 class Affinities:
@@ -38,7 +39,7 @@ def conversation_of(key: int, body: Mapping[str, Any]) -> bytes | None:
     found = hashlib.blake2b(f"{key}\0{body.get('model')}".encode(errors="replace"), digest_size=16)
     empty = True
     for part in _opening(body):
-        for piece in pieces(part):
+        for piece in islice(pieces(part), OPENING):
             found.update(b"\0" + str(piece)[:OPENING].encode(errors="replace"))
             empty = False
     return None if empty else found.digest()
@@ -50,7 +51,8 @@ def _opening(body: Mapping[str, Any]) -> Iterator[object]:
             yield body.get(before)
             yield from _up_to_the_user(body[conversation])
             return
-    yield body.get("prompt")
+    prompt = body.get("prompt")
+    yield prompt[:OPENING] if isinstance(prompt, list) else prompt
 
 
 def _up_to_the_user(turns: object) -> Iterator[object]:

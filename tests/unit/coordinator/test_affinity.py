@@ -45,6 +45,9 @@ def test_the_same_words_are_the_same_conversation_in_every_api() -> None:
 def test_only_the_beginning_of_a_text_counts() -> None:
     long = "x" * OPENING
     assert conversation_of(1, {"prompt": long + "a"}) == conversation_of(1, {"prompt": long + "b"})
+    ids = list(range(OPENING))
+    assert conversation_of(1, {"prompt": [*ids, 7]}) == conversation_of(1, {"prompt": [*ids, 8, 9]})
+    assert conversation_of(1, {"prompt": [1, *ids]}) != conversation_of(1, {"prompt": [2, *ids]})
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": None}, {"messages": []}, {"messages": {}}, {"input": [{}]}])
