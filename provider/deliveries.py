@@ -49,8 +49,8 @@ class Deliveries:
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._outbox: Outbox | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
 
     @property
     def resumable(self) -> list[ResumePoint]:
@@ -58,8 +58,8 @@ class Deliveries:
         return [ResumePoint(request_id=id, next_seq=one.next_seq) for id, one in self._open.items()]
 
     async def settled(self) -> None:
-        """Returns when every answer has arrived, or no connection is there that could carry it."""
-        await self._quiet.wait()
+        """Returns when every answer has arrived. Without a connection none does: the caller has patience or has not."""
+        await self._none_open.wait()
 
     # The connection
 
@@ -72,12 +72,10 @@ class Deliveries:
             self.abandon(id)
         for id, next_seq in wanted.items():
             self._go_on(id, next_seq)
-        self._note_quiet()
 
     def suspend(self) -> None:
         """The connection is lost. The answers wait for another."""
         self._outbox = None
-        self._note_quiet()
         if self._open and self._expiry is None:
             log.warning("answers_wait count=%d resume_within_s=%.0f", len(self._open), self.resume_within_s)
             self._expiry = asyncio.get_running_loop().call_later(self.resume_within_s, self._expire)
@@ -98,7 +96,7 @@ class Deliveries:
             log.error("duplicate_request request=%s", id)
             return
         delivery = self._open[id] = Delivery(id, self._ready)
-        self._note_quiet()
+        self._none_open.clear()
         if len(self._open) > MAX_OPEN:
             delivery.fail(queue_full(f"{MAX_OPEN} requests of this coordinator are open here."))
             self._note_end()
@@ -148,13 +146,8 @@ class Deliveries:
 
     def _forget(self, delivery: Delivery) -> None:
         self._open.pop(delivery.request_id, None)
-        self._note_quiet()
-
-    def _note_quiet(self) -> None:
-        if self._open and self._outbox is not None:
-            self._quiet.clear()
-        else:
-            self._quiet.set()
+        if not self._open:
+            self._none_open.set()
 
     def _note_end(self) -> None:
         """An older coordinator acknowledges no last frame."""

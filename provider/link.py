@@ -143,7 +143,7 @@ class Link:
             backoff_s = min(2 * backoff_s, BACKOFF_LAST_S)
 
     async def flush(self) -> None:
-        """Returns when every answer has arrived, or the socket is lost."""
+        """Returns when every answer has arrived, over whatever connection."""
         await self.deliveries.settled()
 
     def say(self, message: Wire) -> None:
