@@ -77,8 +77,10 @@ def place(
     may_order: bool = True,
 ) -> Placement:
     """What to order now, and what to remember of it. The earlier a model is listed, the earlier it is served."""
-    round = _Round(desired, views, now_s, _learned(history, views, now_s, timings, pace), timings, tables, pace)
-    return round.placed(may_order)
+    learned = _learned(history, views, now_s, timings, pace)
+    if not any(pool.min_warm for one in desired for pool in one.pools):
+        return Placement((), replace(learned, short_since_s={}), ())
+    return _Round(desired, views, now_s, learned, timings, tables, pace).placed(may_order)
 
 
 def _learned(

@@ -22,7 +22,7 @@ router = APIRouter(responses={"default": {"description": "An error, in OpenAI's 
 Operator = Annotated[Token, Depends(requires(TokenKind.ADMIN))]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 ModelId = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Rate = Annotated[int, Field(ge=1, lt=2**63)]
+Rate = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 MAX_MODELS = 1000
 
 

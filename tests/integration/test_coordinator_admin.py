@@ -325,7 +325,7 @@ def test_orders_are_described(postgres: str) -> None:
 
     paths = asyncio.run(scene())
     load = paths["/v1/admin/providers/{provider}/load"]["post"]
-    assert set(load["responses"]) == {"200", "202", "404", "502", "503", "504", "507", "default"}
+    assert set(load["responses"]) == {"200", "202", "404", "502", "503", "504", "507", "4XX", "5XX"}
     assert [one["name"] for one in load["parameters"]] == ["provider", "wait"]
     body = paths["/v1/admin/desired-models"]["put"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["properties"]["models"]["items"]["required"] == ["id", "source"]

@@ -110,6 +110,8 @@ BAD: list[Any] = [
     {"kind": "api", "models": []},
     {"kind": "api", "models": ["a\0"]},
     {"kind": "api", "requests_per_minute": 0},
+    {"kind": "api", "requests_per_minute": True},
+    {"kind": "api", "requests_per_minute": "5"},
     {"kind": "api", "tokens_per_minute": 2**63},
     {"kind": "provider", "tokens_per_minute": 5},
     {"kind": "admin", "models": ["a"]},
