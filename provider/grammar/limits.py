@@ -19,13 +19,14 @@ MAX_DEPTH = 40
 
 def parser_limits() -> LLParserLimits:
     """Of building a grammar (`initial_lexer_fuel`, about 20 ms) and of one mask (`step_*`, about 15 ms at most). A
-    state of the lexer takes 1 to 2 kB, and one sequence makes them as its text goes on."""
+    sequence makes states of the lexer as its text goes on, five for each character of a string whose length is bounded,
+    of 0.4 kB: 10 MB for an answer of 5000 characters, 100 MB at the most."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
         max_items_in_row=8_000,
-        max_lexer_states=25_000,
+        max_lexer_states=250_000,
         max_grammar_size=200_000,
         verbose_errors=False,
     )

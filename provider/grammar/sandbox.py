@@ -16,11 +16,15 @@ from queue import Empty, LifoQueue
 from selectors import EVENT_READ, DefaultSelector
 from typing import IO
 
-from provider.errors import GrammarError
+from provider.api.wire import unavailable
+from provider.errors import GrammarError, RequestFailed
 
 PROCESSES = 2
-DEADLINE_S = 10.0
-"""A grammar as large as any that is let in takes less than 1 s on a machine at rest."""
+DEADLINE_S = 5.0
+"""A grammar as large as any that is let in takes about 1 s on a machine at rest."""
+WAIT_S = 2.0
+"""For a process that is idle. Most take milliseconds: who waits longer stands behind those who try what is slow, and
+holds up others in turn."""
 LIMIT_BYTES = 2 * 2**30
 REMEMBERED = 256
 HEADER_BYTES = 4
@@ -30,8 +34,9 @@ class Sandbox:
     """Owner: a surface. `check` may be called from several threads; its processes, started when they are first needed,
     end with this object or with this process."""
 
-    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, deadline_s: float = DEADLINE_S, wait_s: float = WAIT_S) -> None:
         self._deadline_s = deadline_s
+        self._wait_s = wait_s
         self._idle: LifoQueue[_Process | None] = LifoQueue()
         for _ in range(PROCESSES):
             self._idle.put(None)
@@ -39,7 +44,8 @@ class Sandbox:
         self._finalizer = weakref.finalize(self, _end_all, self._idle)
 
     def check(self, grammar: str) -> None:
-        """Raises GrammarError for what no model could follow, or what takes more than it may."""
+        """Raises GrammarError for what no model could follow, or what takes more than it may; RequestFailed where too
+        many ask at the same time."""
         reason = self._known.get(grammar)
         if reason is None:
             reason = self._known[grammar] = self._ask(grammar)
@@ -57,7 +63,11 @@ class Sandbox:
 
     @contextmanager
     def _process(self) -> "Iterator[_Process]":
-        process = self._idle.get()
+        try:
+            process = self._idle.get(timeout=self._wait_s)
+        except Empty:
+            message = "Too many schemas are being tried at the same time: try again."
+            raise RequestFailed(unavailable(message, "schemas_busy")) from None
         try:
             if process is None or not process.alive:
                 process = _Process()
@@ -78,7 +88,7 @@ class _Process:
         self.alive = True
 
     def ask(self, grammar: bytes, deadline_s: float) -> str:
-        """What is wrong with it; empty: nothing."""
+        """What is wrong with it; empty: nothing. Raises GrammarError where time ran out, which next time it may not."""
         until_s = time.monotonic() + deadline_s
         try:
             self._write(len(grammar).to_bytes(HEADER_BYTES, "big") + grammar)
@@ -86,7 +96,7 @@ class _Process:
             return self._read(size, until_s).decode()
         except TimeoutError:
             self.end()
-            return f"it takes longer than {deadline_s:g} s to compile"
+            raise GrammarError(f"it takes longer than {deadline_s:g} s to compile") from None
         except OSError:
             self.end()
             return "it takes more memory or depth to compile than it may"

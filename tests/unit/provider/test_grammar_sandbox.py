@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provider.errors import GrammarError
+from provider.errors import GrammarError, RequestFailed
 from provider.grammar.rules import grammar_of
 from provider.grammar.sandbox import Sandbox
 
@@ -23,7 +23,7 @@ def row_of_references(length: int) -> str:
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox(deadline_s=60)
+    made = Sandbox(deadline_s=60, wait_s=60)
     yield made
     made.close()
 
@@ -54,6 +54,15 @@ def test_a_grammar_that_takes_too_long_is_given_up() -> None:
         hasty.check(GOOD)
     assert time.monotonic() - began_s < 30
     hasty.close()
+
+
+def test_who_finds_every_process_taken_is_asked_to_try_again() -> None:
+    busy = Sandbox(wait_s=0.01)
+    with busy._process(), busy._process(), pytest.raises(RequestFailed) as caught:
+        busy.check(GOOD)
+    assert (caught.value.failure.status, caught.value.failure.code) == (503, "schemas_busy")
+    busy.check(GOOD)
+    busy.close()
 
 
 def test_its_processes_end_with_it() -> None:
