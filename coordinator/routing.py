@@ -79,8 +79,8 @@ def route(
     timings: Timings,
     tables: MemoryTables,
 ) -> Chosen | Refused:
-    """The provider of least cost; of those that are as good the one that served the conversation last, else any. Every
-    other provider has a cost or a reason."""
+    """The provider of least cost. Of those that are as good it is one that has the model loaded, if any has, and the
+    one that served the conversation last, else any. Every other provider has a cost or a reason."""
     seen = views.seen(request.model, tables)
     if seen is None:
         return Refused(_counts(np.zeros(0, np.uint8), len(views)))
@@ -92,9 +92,10 @@ def route(
     cost = costs.cost(request, seen.own, rates, seen.machine.slowdown, last, now_s)
     cost[~able] = np.inf
     least = float(cost.min())
-    enough = least + max(TIE_MS, TIE_SHARE * least)
-    ties = np.flatnonzero(cost <= enough)
-    row = last if last is not None and cost[last] <= enough else int(ties[rng.randrange(len(ties))])
+    ties = np.flatnonzero(cost <= least + max(TIE_MS, TIE_SHARE * least))
+    warm = ties[seen.own.residency_ms[ties] == 0]
+    best = warm if len(warm) else ties
+    row = last if last is not None and last in best else int(best[rng.randrange(len(best))])
     return Chosen(seen.ids[row], float(cost[row]), _terms(request, seen, rates, now_s, row), candidates)
 
 

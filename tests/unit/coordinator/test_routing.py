@@ -101,6 +101,17 @@ def test_a_load_that_is_nearly_done_goes_before_one_that_has_just_begun() -> Non
     assert chosen(begun, late) == "late"
 
 
+def test_nobody_loads_a_model_for_a_little_less() -> None:
+    """Both at one rate: a load of 11.1 s against 11.5 s of another chat beside it."""
+    warm = view("warm", slot(running=1, decode_tps=256 / 11.5))
+    cold = view("cold")
+    costs = {one.provider_id: one.cost_ms for one in explain(SMALL, listed(warm, cold), 0.0, TIMINGS, TABLES).values()}
+    assert costs["cold"] is not None
+    assert costs["warm"] is not None
+    assert costs["cold"] < costs["warm"] < 1.1 * costs["cold"]
+    assert {chosen(warm, cold, seed=seed) for seed in range(8)} == {"warm"}
+
+
 def test_a_hot_machine_is_spared() -> None:
     assert chosen(view("hot", slot(), thermal="critical"), view("cool", slot())) == "cool"
     assert chosen(view("hot", slot(), thermal="serious"), view("cool", slot(running=2))) == "hot"
