@@ -12,7 +12,8 @@ A value is raw text, which may hold any markup: an end tag ends it only where th
 import re
 from enum import Enum, auto
 
-from provider.api.parameter_types import NULLS, is_text, json_text, typed, types_of
+from provider.api.parameter_types import json_text, types_of
+from provider.api.told_value import IgnoredValue, ToldValue
 from provider.api.tool_calls import CALL_CLOSE, Told, Tools, Verdict, begins
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -55,7 +56,7 @@ class XmlCalls:
         self._keys: set[str] | None = None
         """Of the call that has begun."""
         self._calls = 0
-        self._value: _Value | _Ignored | None = None
+        self._value: ToldValue | IgnoredValue | None = None
 
     @property
     def rest(self) -> str:
@@ -142,12 +143,12 @@ class XmlCalls:
         self._begin_call()
         assert self._keys is not None
         if key in self._keys:
-            self._value = _Ignored()
+            self._value = IgnoredValue()
         else:
             separator = ", " if self._keys else ""
             self._keys.add(key)
             self._told.argue(f"{separator}{json_text(key)}: ")
-            self._value = _Value(types_of(key, self._tools.get(self._name)), self._told)
+            self._value = ToldValue(types_of(key, self._tools.get(self._name)), self._told)
         self._at = _At.VALUE
         return True
 
@@ -230,69 +231,6 @@ class XmlCalls:
         self._text = self._text[end + len(CALL_CLOSE) :]
         self._verdict = Verdict.ENDED
         return True
-
-
-class _Ignored:
-    """A parameter that comes a second time: the first was told already."""
-
-    def push(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Value:
-    """One value. A string is told as it comes, anything else when it has ended."""
-
-    def __init__(self, types: set[str], told: Told) -> None:
-        self._types = types
-        self._told = told
-        self._held = ""
-        """The beginning of what may yet be a null."""
-        self._parts: list[str] = []
-        """Of a value that waits for its end."""
-        self._begun = False
-        self._string = False
-
-    def push(self, text: str) -> None:
-        if not self._begun and text:
-            self._begun = True
-            # The line break after the tag belongs to the markup.
-            text = text.removeprefix("\n")
-        if self._string:
-            self._tell(text)
-        elif not is_text(self._types):
-            self._parts.append(text)
-        else:
-            self._held += text
-            if not self._may_be_null(self._held):
-                self._open_string()
-
-    def close(self) -> None:
-        if not self._string and is_text(self._types) and typed(self._held, self._types) is not None:
-            self._open_string()
-        if self._string:
-            self._told.argue('"')
-        else:
-            self._told.argue(json_text(typed(self._held + "".join(self._parts), self._types)))
-
-    def _may_be_null(self, text: str) -> bool:
-        said = text.strip()
-        return "null" in self._types and len(text) < MAX_SPACE_CHARS and any(null.startswith(said) for null in NULLS)
-
-    def _open_string(self) -> None:
-        self._string = True
-        self._told.argue('"')
-        self._tell(self._held)
-
-    def _tell(self, text: str) -> None:
-        if text:
-            self._told.argue(_inside_string(text))
-
-
-def _inside_string(text: str) -> str:
-    return json_text(text)[1:-1]
 
 
 def _ends_value(text: str, end: int) -> _Follows:
