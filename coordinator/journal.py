@@ -103,32 +103,38 @@ class Journal:
             return False
         return True
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, data: bytes) -> None:
         assert self._file is not None
-        if self._bytes + len(line) > MOST_BYTES:
+        if self._bytes + len(data) > MOST_BYTES:
             raise OSError("the journal has its full size")
         try:
-            if self._file.write(line) != len(line):
+            if self._file.write(data) != len(data):
                 raise OSError("the disk is full")
         except OSError:
             self._file.truncate(self._size)
             raise
-        self._size += len(line)
-        self._bytes += len(line)
+        self._size += len(data)
+        self._bytes += len(data)
         self._dirty = True
 
     def _begin_segment(self) -> None:
-        """It repeats what is known of the jobs that have not ended, for the segments before will be removed."""
+        """It repeats what is known of the jobs that have not ended, for the segments before will be removed. A full
+        disk leaves things as they were."""
         number = 1 + (int(self._segments[-1].stem) if self._segments else 0)
         path = self._directory / f"{number:08}.log"
-        file = path.open("ab", buffering=0)
-        if self._file is not None:
-            self._unsynced.append(os.dup(self._file.fileno()))
+        former, former_size = self._file, self._size
+        self._file, self._size = path.open("ab", buffering=0), 0
+        try:
+            self._put(b"".join(encoded(Draft(usage)) for usage in self._drafts.values()))
+        except OSError:
             self._file.close()
-        self._file, self._size = file, 0
+            path.unlink()
+            self._file, self._size = former, former_size
+            raise
         self._segments.append(path)
-        for usage in self._drafts.values():
-            self._put(encoded(Draft(usage)))
+        if former is not None:
+            self._unsynced.append(os.dup(former.fileno()))
+            former.close()
 
     # -- reading back
 
@@ -246,5 +252,5 @@ def _line(raw: bytes, path: Path) -> Line | None:
     try:
         return decoded(raw)
     except NoLine as error:
-        log.warning("journal_line_unreadable", file=path.name, reason=str(error)[:200])
+        log.warning("journal_line_unreadable", file=path.name, reason=str(error)[:200], line=repr(raw[:2000]))
         return None

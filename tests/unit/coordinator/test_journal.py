@@ -180,6 +180,28 @@ def test_what_a_full_disk_does_not_take_waits_in_memory(tmp_path: Path) -> None:
     mine.close()
 
 
+def test_a_segment_that_cannot_be_begun_leaves_the_drafts_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 1)
+    mine = journal.begun(tmp_path)
+    mine.append(Draft(usage(0)))
+    for number in (1, 2):
+        mine.append(usage(number))
+    with monkeypatch.context() as full:
+        full.setattr(journal, "MOST_BYTES", mine._bytes + 10)
+        mine.append(usage(3))
+        assert drained(mine) == [usage(1), usage(2), usage(3)]
+        assert len(list(tmp_path.rglob("*.log"))) == 1
+    mine.append(usage(4))
+    assert drained(mine) == [usage(4)]
+    assert [file.stem for file in tmp_path.rglob("*.log")] == ["00000004"]
+    killed(mine)
+    found = only(list(journal.left_behind(tmp_path)))
+    assert drained(found) == [usage(4), usage(0)]
+    found.close()
+
+
 def test_beyond_its_bounds_the_oldest_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_BYTES", 100)
     monkeypatch.setattr(journal, "MOST_IN_MEMORY", 2)
