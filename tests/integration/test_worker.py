@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from provider.errors import ModelError, RequestFailed
-from provider.generation import Delta
+from provider.generation import Delta, Finished, Notice
 from provider.models.bundled import BUNDLED_MODEL_DIR
+from provider.parking.knobs import ParkSpec
 from provider.runner import InlineRunner, ProcessRunner, Runner
 from provider.slot import ModelSlot
 from tests.integration.slots import ask, collect, demo_slot
@@ -223,5 +224,46 @@ def test_a_request_that_cannot_be_sent_leaves_nothing_behind() -> None:
                 await collect(slot, ask("Count from 3 to 9.", "huge", 2**70))
             assert slot.open == 0
             assert (await collect(slot, ask("Count from 3 to 9.", "next", 8)))[0] == "3, 4, 5,"
+
+    scene(play)
+
+
+def files_in(directory: Path) -> int:
+    return len(list(directory.iterdir()))
+
+
+def test_a_held_chat_frees_its_memory_and_says_afterwards_what_it_says_unheld(tmp_path: Path) -> None:
+    """On a real worker: its state is copied to a file, and measured to be gone."""
+
+    async def play() -> None:
+        async with demo_slot(park=ParkSpec(directory=str(tmp_path))) as slot:
+            request = ask("Count from 1 to 99.", "held", 300)
+            expected, _, _ = await collect(slot, ask("Count from 1 to 99.", "alone", 300))
+            text, notices = "", list[str]()
+            full = slot.engine.active_bytes
+            async with contextlib.aclosing(slot.generate(request)) as events:
+                async for event in events:
+                    match event:
+                        case Delta():
+                            text += event.text
+                        case Notice("held", "preempt-keepalive"):
+                            pass
+                        case Notice(_, kind):
+                            notices.append(kind)
+                        case Finished():
+                            end = event
+                    if len(text) > 20 and "preempted" not in notices and not slot.engine.parked:
+                        full = max(full, slot.engine.active_bytes)
+                        slot.hold("held", True)
+                    if notices == ["preempted"]:
+                        await until(lambda: slot.engine.parked == 1 and slot.engine.moving == 0)
+                        assert (slot.engine.running, slot.engine.tokens_used) == (0, 0)
+                        assert slot.loaded is not None
+                        assert slot.engine.active_bytes <= full - slot.loaded.state_bytes
+                        assert files_in(tmp_path) == 1
+                        slot.hold("held", False)
+                        notices.append("let go")
+            assert (text, notices) == (expected, ["preempted", "let go", "resumed"])
+            assert (end.parks, end.recomputes) == (1, 0)
 
     scene(play)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from provider import delivery as module
 from provider.api.wire import internal_error
 from provider.delivery import Delivery
 from provider.errors import RequestFailed
 from provider.outbox import MAX_MESSAGES, Outbox
 from provider.protocol import (
+    MAX_FRAME_BYTES,
     InferenceChunk,
     InferenceComplete,
     InferenceError,
@@ -135,16 +135,16 @@ def test_what_cannot_be_gone_on_with_ends_with_an_error_and_nothing_else() -> No
     asyncio.run(scene())
 
 
-def test_what_no_frame_could_carry_is_an_error_instead_of_a_closed_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FRAME_BYTES", 1000)
-
+def test_what_no_frame_could_carry_is_an_error_instead_of_a_closed_socket() -> None:
     async def scene() -> None:
         out = Out()
         with pytest.raises(RequestFailed) as refused:
-            await out.say(text="x" * 1000)
+            await out.say(text="x" * MAX_FRAME_BYTES)
         assert refused.value.failure.code == "answer_too_large"
         with pytest.raises(RequestFailed):
-            out.delivery.end(InferenceComplete(request_id="j.1", seq=0, body={"text": "ä" * 500}, usage={}))
+            out.delivery.end(
+                InferenceComplete(request_id="j.1", seq=0, body={"text": "ä" * (MAX_FRAME_BYTES // 2)}, usage={})
+            )
         assert not out.delivery.pending
 
     asyncio.run(scene())
