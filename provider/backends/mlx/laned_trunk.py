@@ -23,7 +23,6 @@ from provider.backends.mlx.qwen3_5 import (
     Trunk,
     close_attention,
     feed_forward,
-    gated,
     in_time,
     keys_and_values,
     queries_and_gate,
@@ -45,7 +44,7 @@ class LanedTrunk:
         banks hold every state until `Bank.keep`."""
         each = EachLane(lanes, self._trunk.aside)
         fed = lanes.tokens(tokens)
-        hidden = each(lambda n, aside: self._trunk.embed(fed[n][:, None]))
+        hidden = each(lambda n, aside: self._trunk.embed(fed[n]))
         offsets = lanes.offsets([one.attention[0].offset if one.attention else 0 for one in cells])
         attention = recurrence = 0
         for layer in self._trunk.layers:
@@ -58,7 +57,7 @@ class LanedTrunk:
                 mixed = self._attention(layer, hidden, caches, lanes, offsets, each)
                 attention += 1
             hidden = _fed_forward(layer, hidden, mixed, each)
-        return each(lambda n, aside: self._trunk.normed(hidden[n][:, 0]))
+        return each(lambda n, aside: self._trunk.normed(hidden[n]))
 
     def _attention(
         self,
@@ -70,7 +69,7 @@ class LanedTrunk:
         each: "EachLane",
     ) -> list[mx.array]:
         attention = layer.self_attn
-        made = each(lambda n, aside: _projected(attention, layer.input_layernorm(xs[n]), offsets[n], aside))
+        made = each(lambda n, aside: _projected(attention, layer.input_layernorm(xs[n])[:, None], offsets[n], aside))
         asked: list[Query] = []
         rows: list[int | None] = [None] * lanes.rows
         for lane, (queries, _, keys, values), first in zip(lanes.lanes, made, lanes.firsts, strict=True):
@@ -86,7 +85,7 @@ class LanedTrunk:
 
         def closed(n: int, aside: Aside) -> mx.array:
             out = mx.concatenate([spare if row is None else outs[row] for row in own_rows[n]])
-            return close_attention(attention, out, made[n][1])
+            return close_attention(attention, out, made[n][1])[:, 0]
 
         return each(closed)
 
@@ -126,7 +125,7 @@ def _fed_forward(layer: Any, xs: Sequence[mx.array], mixed: Sequence[mx.array], 
 def _recurrence(
     layer: Any, xs: Sequence[mx.array], held: Sequence[Recurrent], crossing: Crossing, each: EachLane
 ) -> list[mx.array]:
-    """Gated delta rule over the lanes `xs`, each [rows, 1, H]. Every state is kept, and `held` stands still."""
+    """Gated delta rule over the lanes `xs`, each [rows, H]. Every state is kept, and `held` stands still."""
     mixer = layer.linear_attn
 
     def projected(n: int, aside: Aside) -> tuple[mx.array, mx.array, mx.array, mx.array]:
@@ -138,11 +137,11 @@ def _recurrence(
     pools = [Pool(one) for one in told]
     outs = Pool([_steps(mixer, one, pick, pools) for one, pick in zip(held, crossing.to_banks, strict=True)])
     picked = [pick(outs) for pick in crossing.to_lanes]
-    return each(lambda n, aside: gated(mixer, picked[n], gates[n]))
+    return each(lambda n, aside: _gated(mixer, picked[n], gates[n]))
 
 
 def _steps(mixer: Any, held: Recurrent, pick: Pick, pools: Sequence[Pool]) -> mx.array:
-    """One bank, position by position: [size * T, 1, Hv, dv]."""
+    """One bank, position by position: [size * T, Hv, dv]."""
     size = held.conv.shape[0]
     qkv, decay, beta = (pick(pool) for pool in pools)
     qkv, decay, beta = (one.reshape(size, -1, one.shape[-1]) for one in (qkv, decay, beta))
@@ -150,7 +149,12 @@ def _steps(mixer: Any, held: Recurrent, pick: Pick, pools: Sequence[Pool]) -> mx
     q, k, v = _convolved(mixer, window, qkv.shape[1])
     y, states = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
     held.captured = Captured(window, states)
-    return y.reshape(-1, 1, *y.shape[2:])
+    return y.flatten(0, 1)
+
+
+def _gated(mixer: Any, y: mx.array, gate: mx.array) -> mx.array:
+    """y [rows, Hv, dv], gate [rows, Hv * dv] -> [rows, H]: as qwen3_5.gated."""
+    return mixer.out_proj(mixer.norm(y, gate.reshape(y.shape)).flatten(1))
 
 
 def _convolved(mixer: Any, window: mx.array, positions: int) -> tuple[mx.array, mx.array, mx.array]:
