@@ -227,7 +227,7 @@ class ModelsUpdate(Wire):
 class Registered(Wire):
     type: Literal["registered"] = "registered"
     provider_id: str
-    heartbeat_s: float = Field(ge=0.01, le=3600)
+    heartbeat_s: float = Field(ge=0.01, le=1e9)
     generation: Count
     resume: list[ResumePoint] = Field(default_factory=list)
     gone: list[str] = Field(default_factory=list)
