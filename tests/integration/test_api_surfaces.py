@@ -314,4 +314,4 @@ def test_the_recipes_print_what_they_say(apis: dict[str, Api], number: int, capf
 
 
 def test_every_recipe_is_tried() -> None:
-    assert len(RECIPES) == 9
+    assert len(RECIPES) == 10
