@@ -9,14 +9,11 @@ alone (the end of a cooldown, a provider given up as lost) is looked for a few t
 import asyncio
 import math
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self
 
 from coordinator import log, prospects, refusals
 from coordinator.config import Timings
-from coordinator.inbox import Inbox
+from coordinator.lease import Ask, Lease
 from coordinator.metrics import Metrics
 from coordinator.reasons import Reason
 from coordinator.routing import Chosen, Refused, Request
@@ -35,48 +32,6 @@ DECISIONS = 64
 LONGEST_RETRY_S = 60
 FORGETTING = 0.2
 """Of the mean time between two places, with each new one."""
-
-
-class Lease:
-    """A place at a provider and the stream of its answer, until it is closed."""
-
-    def __init__(self, provider_id: str, request_id: str, generation: int, inbox: Inbox, held: ExitStack) -> None:
-        self.provider_id = provider_id
-        self.request_id = request_id
-        self.generation = generation
-        """Of the connection that it was sent over."""
-        self.inbox = inbox
-        self._held = held
-
-    def close(self) -> None:
-        self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Ask(Protocol):
-    """A request that wants a place; `take` and `refuse` do not wait."""
-
-    @property
-    def name(self) -> str:
-        """For the log."""
-
-    @property
-    def key(self) -> int: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def arrived_s(self) -> float: ...
-    @property
-    def request(self) -> Request: ...
-    def take(self, provider_id: str) -> Lease | Failure: ...
-    def refuse(self, refused: Refused) -> Failure: ...
 
 
 @dataclass(slots=True, eq=False)

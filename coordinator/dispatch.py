@@ -9,21 +9,22 @@ from datetime import datetime
 from typing import Any, Protocol, assert_never
 
 from coordinator import log, refusals
-from coordinator.admission import Admission, Lease
+from coordinator.admission import Admission
 from coordinator.affinity import Affinities, conversation_of
 from coordinator.breaker import Breaker, BreakerStates
 from coordinator.config import MOST_WAITING, Timings
 from coordinator.decisions import Decisions
+from coordinator.endings import broken, failed
 from coordinator.estimates import Estimates, Tokens, most_tokens, prompts_of
 from coordinator.fleet import Hold
 from coordinator.hub import Hub
 from coordinator.inbox import Broken, Inbox
 from coordinator.job import Done, Job, Progress, outcome
+from coordinator.lease import Lease
 from coordinator.patience import Patience
-from coordinator.refusals import RETRY_AFTER_S
 from coordinator.routing import Chosen, Reason, Refused, Request, gated, route
 from coordinator.store.records import MemoryTables, Usage
-from provider.api.wire import Failure, internal_error, invalid_request, unavailable
+from provider.api.wire import Failure, internal_error, invalid_request
 from provider.protocol import (
     MAX_FRAME_BYTES,
     InferenceAccepted,
@@ -225,14 +226,14 @@ class Dispatcher:
                     pass
                 case InferenceChunk() | InferenceNotice():
                     if not await self._pass_on(frame, job, client, progress):
-                        return _broken(Broken.SLOW_CLIENT)
+                        return broken(Broken.SLOW_CLIENT)
                 case InferenceComplete():
                     return _done(frame, job, progress)
                 case InferenceError():
                     self._note_refusal(job, frame, progress)
-                    return _failure(frame)
+                    return failed(frame)
                 case Broken():
-                    return _broken(frame)
+                    return broken(frame)
                 case _:
                     assert_never(frame)
 
@@ -341,51 +342,3 @@ def _done(frame: InferenceComplete, job: Job, progress: Progress) -> Done | Fail
     if frame.body is None and not job.stream:
         return internal_error("The provider has finished without an answer.", "no_answer", retryable=True)
     return Done(frame.body)
-
-
-def _failure(frame: InferenceError) -> Failure:
-    """The provider's own words and status; a status that is no error becomes 502."""
-    status = frame.status if 400 <= frame.status <= 599 else 502
-    detail = dict(frame.detail)
-    kind = detail.pop("type", None)
-    param = detail.pop("param", None)
-    wait = detail.pop("retry_after_s", None)
-    return Failure(
-        status=status,
-        type=kind if isinstance(kind, str) else _type_of(status),
-        code=frame.code,
-        message=frame.message,
-        param=param if isinstance(param, str) else None,
-        retryable=frame.retryable,
-        retry_after_s=wait if isinstance(wait, int) else _retry_after(status),
-        detail=detail,
-    )
-
-
-def _type_of(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
-    if status == 503:
-        return "service_unavailable"
-    return "invalid_request_error" if status < 500 else "internal_error"
-
-
-def _retry_after(status: int) -> int | None:
-    return RETRY_AFTER_S if status in (429, 503) else None
-
-
-def _broken(why: Broken) -> Failure:
-    match why:
-        case Broken.PROVIDER_LOST:
-            return unavailable("The connection to the provider was lost.", why.value, RETRY_AFTER_S)
-        case Broken.PROVIDER_BUSY:
-            return unavailable("The provider's connection takes no more requests.", why.value)
-        case Broken.STOPPING:
-            return refusals.stopping()
-        case Broken.SLOW_CLIENT:
-            message = "The stream was read too slowly and has ended."
-            return Failure(503, "service_unavailable", why.value, message)
-        case Broken.SEQUENCE_GAP:
-            return internal_error("The provider's stream has a gap.", why.value, retryable=True)
-        case _:
-            assert_never(why)

@@ -20,6 +20,7 @@ from tests.integration.coordinator_harness import (
     slot,
     text_of,
     uuid_of,
+    whole,
     with_timings,
 )
 
@@ -166,5 +167,28 @@ def test_an_order_holds_at_every_coordinator_of_the_database(postgres: str) -> N
                         break
                     await asyncio.sleep(0.05)
                 assert got.status_code == status
+
+    asyncio.run(scene())
+
+
+def test_a_coordinator_that_ends_serves_who_waits_while_it_can_and_sends_the_rest_elsewhere(postgres: str) -> None:
+    async def scene() -> None:
+        gate = Gate()
+        async with (
+            coordinator(postgres, with_timings(drain_s=1.5)) as running,
+            provider(running, gate) as played,
+            running.client() as client,
+        ):
+            await played.beat(slots=[slot(max_concurrency=1)])
+            await asyncio.sleep(0.05)
+            posts = [asyncio.create_task(client.post(CHAT, json=chat())) for _ in range(3)]
+            await some_waiting(client)
+            running.stop.ask()
+            await played.complete(await played.hears(InferenceRequest), 0, whole("first"))
+            await played.hears(InferenceRequest, 2)
+            answers = await asyncio.gather(*posts)
+            codes = sorted((one.status_code, one.json().get("error", {}).get("code")) for one in answers)
+            assert codes == [(200, None), (503, "draining"), (503, "draining")]
+            assert all(one.headers["retry-after"] for one in answers if one.status_code == 503)
 
     asyncio.run(scene())

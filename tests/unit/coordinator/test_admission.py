@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from coordinator.admission import Admission, Lease
+from coordinator.admission import Admission
 from coordinator.breaker import FAILURES, FIRST_S
+from coordinator.lease import Lease
 from coordinator.metrics import Metrics
 from coordinator.reasons import Reason
 from coordinator.routing import Chosen, Refused, Request
