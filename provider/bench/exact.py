@@ -128,11 +128,11 @@ def measure(backend: "MlxBackend", cases: Sequence[Case], plan: Plan) -> Iterato
     for number in range(plan.rounds):
         say(f"round {number + 1} of {plan.rounds}")
         for case in cases if number % 2 == 0 else reversed(cases):
-            yield Measured(number, case, rate(backend, case, plan))
+            yield Measured(number, case, *rate(backend, case, plan))
 
 
-def rate(backend: "MlxBackend", case: Case, plan: Plan) -> float:
-    """Tokens per second, of all streams together and while they all decode."""
+def rate(backend: "MlxBackend", case: Case, plan: Plan) -> tuple[float, float]:
+    """Tokens per second, of all streams together and while they all decode; and processor milliseconds per token."""
     from provider.backends.mlx.lane_cost import lanes_of
 
     backend.decode_in_lanes(None if case.rows is None else lanes_of(backend, case.rows))
@@ -146,13 +146,13 @@ def rate(backend: "MlxBackend", case: Case, plan: Plan) -> float:
     while engine.scheduler.counts().running < case.streams:
         engine.step(_unheard)
     engine.step(_unheard)
-    drawn, wanted, started = 0, plan.tokens * case.streams, time.perf_counter()
+    drawn, wanted, started, cpu_s = 0, plan.tokens * case.streams, time.perf_counter(), time.process_time()
     while drawn < wanted:
         drawn += engine.step(_unheard).drawn
-    seconds = time.perf_counter() - started
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
     for number in range(case.streams):
         engine.cancel(str(number))
-    return drawn / seconds
+    return drawn / seconds, 1000 * cpu_s / drawn
 
 
 def _unheard(events: Sequence[Event]) -> None:
@@ -160,7 +160,7 @@ def _unheard(events: Sequence[Event]) -> None:
 
 
 def print_costs(model: str, costs: Sequence[Cost], choice: Choice) -> None:
-    heads = ("rows", "streams", "drafts", "off", "exact", "ratio", "rounds", "best", "ms")
+    heads = ("rows", "streams", "drafts", "off", "exact", "ratio", "rounds", "best", "cpu", "ms")
     title = f"{model}: tokens/s with exact mode off and on; ms from one token of a stream to its next"
     table = Table(*heads, title=title, box=None, pad_edge=False, title_justify="left")
     for one in costs:
@@ -171,6 +171,7 @@ def print_costs(model: str, costs: Sequence[Cost], choice: Choice) -> None:
             f"{one.ratio:.2f}x",
             " ".join(f"{ratio:.2f}" for ratio in one.ratios),
             f"{one.best_ratio:.2f}x",
+            f"{one.cpu_ratio:.2f}x",
             f"{one.token_ms:.2f}",
         )
     console = Console(soft_wrap=True)

@@ -16,18 +16,20 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One case in one round."""
+    """One case in one round. `cpu_ms`: processor time of this process for each token."""
 
     round: int
     case: Case
     tokens_per_s: float
+    cpu_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Of exact mode in lanes of `rows`, for so many streams with so many drafts each. Rates are medians over the
     rounds; `ratio` is the median of the rounds' own, exact to off: below 1 it is slower. `best_ratio` is that of the
-    fastest round of each: other programs only ever slow one down. `token_ms`: from one token of a stream to its next.
+    fastest round of each: other programs only ever slow one down; `cpu_ratio` that of the least processor time for a
+    token, which they hardly change (it says nothing of a GPU). `token_ms`: from one token of a stream to its next.
     """
 
     rows: int
@@ -38,6 +40,7 @@ class Cost:
     ratio: float
     ratios: tuple[float, ...]
     best_ratio: float
+    cpu_ratio: float
     token_ms: float
 
 
@@ -58,6 +61,9 @@ def cost_of(rows: int, streams: int, drafts: int, measured: Sequence[Measured]) 
     off, on = (_by_round(Case(side, streams, drafts), measured) for side in (None, rows))
     ratios = tuple(on[number] / off[number] for number in sorted(on))
     on_tokens_per_s = statistics.median(on.values())
+    off_ms, on_ms = (
+        min(one.cpu_ms for one in measured if one.case == Case(side, streams, drafts)) for side in (None, rows)
+    )
     return Cost(
         rows=rows,
         streams=streams,
@@ -67,6 +73,7 @@ def cost_of(rows: int, streams: int, drafts: int, measured: Sequence[Measured]) 
         ratio=statistics.median(ratios),
         ratios=ratios,
         best_ratio=max(on.values()) / max(off.values()),
+        cpu_ratio=off_ms / on_ms,
         token_ms=1000 * streams / on_tokens_per_s,
     )
 

@@ -7,7 +7,7 @@ from provider.bench.exact_cost import Case, Cost, Measured, choice_of, cost_of
 
 
 def rates(case: Case, *tokens_per_s: float) -> list[Measured]:
-    return [Measured(number, case, one) for number, one in enumerate(tokens_per_s)]
+    return [Measured(number, case, one, cpu_ms=1000 / one) for number, one in enumerate(tokens_per_s)]
 
 
 def test_a_ratio_is_of_one_round_and_the_median_of_the_rounds_counts() -> None:
@@ -16,6 +16,7 @@ def test_a_ratio_is_of_one_round_and_the_median_of_the_rounds_counts() -> None:
     assert cost.ratios == (0.9, 1.0, 0.5)
     assert (cost.ratio, cost.off_tokens_per_s, cost.on_tokens_per_s) == (0.9, 100, 90)
     assert cost.best_ratio == 100 / 200
+    assert cost.cpu_ratio == pytest.approx((1000 / 200) / (1000 / 100)), "of the least of each"
     assert cost.token_ms == pytest.approx(1000 * 8 / 90)
 
 
@@ -43,5 +44,5 @@ def test_every_row_count_is_measured_beside_the_mode_off_and_drafts_with_the_cho
 def _cost(rows: int, streams: int, drafts: int, token_ms: float) -> Cost:
     return Cost(
         rows=rows, streams=streams, drafts=drafts, off_tokens_per_s=1, on_tokens_per_s=1, ratio=1, ratios=(1,),
-        best_ratio=1, token_ms=token_ms,
+        best_ratio=1, cpu_ratio=1, token_ms=token_ms,
     )  # fmt: skip
