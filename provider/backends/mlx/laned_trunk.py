@@ -91,20 +91,22 @@ class LanedTrunk:
 
 
 class EachLane:
-    """Lanes do not need one another between two layers' recurrence or attention: of several, about half are computed
-    aside; of a single one, what branches off."""
+    """Lanes do not need one another between two layers' recurrence or attention: of several, half are computed aside;
+    of a single or an odd one, what branches off."""
 
     def __init__(self, lanes: Lanes, aside: Aside) -> None:
         self._aside = aside
         self._count = len(lanes.lanes)
         self._away = {*half(lanes.sizes)} if self._count > 1 else set[int]()
+        self._shared = max({*range(self._count)} - self._away) if self._count % 2 else None
 
     def __call__(self, branch: Callable[[int, Aside], Computed]) -> list[Computed]:
         """branch(n, aside) for every lane n, in order."""
-        if self._count == 1:
-            return [branch(0, self._aside)]
         there = {n: self._aside(partial(branch, n, STRAIGHT)) for n in self._away}
-        return [there[n] if n in there else branch(n, STRAIGHT) for n in range(self._count)]
+        return [there[n] if n in there else branch(n, self._own(n)) for n in range(self._count)]
+
+    def _own(self, n: int) -> Aside:
+        return self._aside if n == self._shared else STRAIGHT
 
 
 STRAIGHT = Straight()
