@@ -292,7 +292,8 @@ CLIENTS = {"llm ": (*LLM, *LLM_STORE), "pydantic_ai": (*PYDANTIC_AI, *TIKTOKEN)}
 """What a recipe runs that is not of this project, by a word in it."""
 
 RECIPE = re.compile(r"```(sh|python)\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
-RECIPES = RECIPE.findall((Path(__file__).parents[2] / "docs" / "api.md").read_text())
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+RECIPES = RECIPE.findall(PAGE)
 
 
 @pytest.mark.parametrize("number", range(len(RECIPES)))
@@ -314,4 +315,4 @@ def test_the_recipes_print_what_they_say(apis: dict[str, Api], number: int, capf
 
 
 def test_every_recipe_is_tried() -> None:
-    assert len(RECIPES) == 10
+    assert len(RECIPES) == PAGE.count("```text") >= 10
