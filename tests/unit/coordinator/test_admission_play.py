@@ -233,4 +233,4 @@ async def _call(function: Any, *arguments: Any) -> None:
 
 
 TestPlay = Play.TestCase
-TestPlay.settings = settings(max_examples=examples(1500), stateful_step_count=50)
+TestPlay.settings = settings(max_examples=examples(1000), stateful_step_count=40)

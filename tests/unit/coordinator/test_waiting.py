@@ -150,4 +150,4 @@ class Play(RuleBasedStateMachine):
 
 
 TestPlay = Play.TestCase
-TestPlay.settings = settings(max_examples=examples(2000), stateful_step_count=40)
+TestPlay.settings = settings(max_examples=examples(1000), stateful_step_count=40)
