@@ -12,10 +12,9 @@ from provider.pipe import ExactReport
 log = logging.getLogger(__name__)
 
 
-def attach_exact(backend: Backend, directory: Path, mode: Mode, lane_rows: int | None = None) -> ExactReport:
-    """After the head, which is checked with it. `lane_rows`: instead of a measured choice. Raises ExactUnavailable
-    under `on` for what cannot be guaranteed."""
-    match decide(mode, Found(lanes=False) if mode == "off" else _found(backend, lane_rows)):
+def attach_exact(backend: Backend, directory: Path, mode: Mode) -> ExactReport:
+    """After the head, which is checked with it. Raises ExactUnavailable under `on` for what cannot be guaranteed."""
+    match decide(mode, Found(lanes=False) if mode == "off" else _found(backend)):
         case Off():
             return ExactReport()
         case On(rows):
@@ -28,7 +27,7 @@ def attach_exact(backend: Backend, directory: Path, mode: Mode, lane_rows: int |
             return ExactReport(state="unavailable", reason=reason, code=code.value)
 
 
-def _found(backend: Backend, lane_rows: int | None) -> Found:
+def _found(backend: Backend) -> Found:
     """Leaves a backend in lanes that can be exact, and any other as it was."""
     if not hasattr(backend, "decode_in_lanes"):
         return Found(lanes=False)
@@ -38,7 +37,7 @@ def _found(backend: Backend, lane_rows: int | None) -> Found:
 
     assert isinstance(backend, MlxBackend)
     grid = backend.grid
-    candidates = [one for one in grid.candidates if lane_rows in (None, one)]
+    candidates = grid.candidates
     if not candidates:
         return Found(lanes=True, experts_per_token=grid.experts_per_token)
     rows = candidates[0]

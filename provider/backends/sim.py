@@ -237,6 +237,9 @@ class SimBackend:
 
     def _decode_row(self, row: Row) -> Run:
         held, tokens = self._held[row.id], [row.token]
+        if row.known is not None:
+            held.append(tokens)
+            return Run([row.known])
         for position in range(row.position, row.position + row.drafts + 1):
             held.append(tokens[-1:])
             tokens.append(held.draw(position, self.facts.vocab_size))

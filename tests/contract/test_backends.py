@@ -8,6 +8,7 @@ import pytest
 
 from provider.backends.base import Backend, BackendFacts, Row
 from provider.backends.mlx.backend import MlxBackend
+from provider.backends.mlx.ingredients import in_lanes
 from provider.backends.sim import SimBackend
 from provider.generation import Sampling
 from tests.fixtures.backend_play import GREEDY, prefill, prompt_of, solo
@@ -21,8 +22,9 @@ SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
 FACTS = BackendFacts("sim", 1024, 4096, 1000, 512, 1000, 256)
 
 
-MODELS = ("sim", "bfloat16", "float32", "4bit", "llama", "gpt_oss", "qwen3_5_moe")
-"""The simulated backend, the bundled model in every dtype, and families: full and sliding attention, experts."""
+MODELS = ("sim", "bfloat16", "float32", "4bit", "llama", "gpt_oss", "qwen3_5_moe", "qwen3_5_moe in lanes")
+"""The simulated backend, the bundled model in every dtype, and families: full and sliding attention, experts; and one
+in exact mode."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -35,7 +37,10 @@ def backend(
     elif request.param in variants:
         made = MlxBackend(variants[request.param])
     else:
-        made = MlxBackend(write_family(tmp_path_factory.mktemp("family"), request.param))
+        family, _, lanes = request.param.partition(" ")
+        made = mlx = MlxBackend(write_family(tmp_path_factory.mktemp("family"), family))
+        if lanes:
+            mlx.decode_in_lanes(in_lanes(4, 4, mlx.aside))
     yield made
     made.close()
 
@@ -106,6 +111,26 @@ def test_a_recomputed_sequence_goes_on_as_if_never_dropped(backend: Backend) -> 
             tokens += backend.decode([Row("again", tokens[-1], len(tokens))])[0].tokens
         backend.release("again")
         assert tokens == whole
+
+
+def test_a_row_whose_token_is_known_is_fed_it_and_draws_nothing(backend: Backend) -> None:
+    """Beside one that draws; penalties have counted what is known before."""
+    prompt, expected = prompt_of(21, 4), solo(backend, prompt_of(21, 4), 14, PENALISED)
+    drawn, others = 8, [prefill(backend, "other", prompt_of(6, 5))]
+    backend.open("again", PENALISED, prompt, expected[:drawn])
+    assert backend.prefill("again", prompt, None) is None
+    tokens = expected[:drawn]
+    for position in range(1, 14):
+        known = expected[position] if position < drawn else None
+        row = Row("again", expected[position - 1], position, known=known)
+        run, other = backend.decode([row, Row("other", others[-1], position)], ahead=True)
+        others += other.tokens
+        assert known is None or run.tokens == [known]
+        tokens += run.tokens if known is None else []
+    for id in ("again", "other"):
+        backend.release(id)
+    assert tokens == expected
+    assert others == solo(backend, prompt_of(6, 5), 14)
 
 
 def test_a_different_seed_or_index_gives_different_tokens(backend: Backend) -> None:
