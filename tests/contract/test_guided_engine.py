@@ -199,7 +199,7 @@ def test_thinking_that_ends_within_accepted_drafts_is_followed_by_the_value_alon
 
 
 def test_after_a_recompute_the_text_goes_on_within_its_grammar(backend: MlxBackend, tmp_path: Path) -> None:
-    asked = [one for one in requests(3) if one.sampling.grammar in GRAMMARS[:2]]
+    asked = [one for one in requests(3, 2) if one.sampling.grammar in GRAMMARS[:2]]
     backend.park_with(mlx_lot(tmp_path / "park", fail_every=1))
     played = Played(backend, asked, FixedDepth(2), 10_000, every=7)
     for one in asked:
@@ -213,7 +213,7 @@ def test_after_a_recompute_the_text_goes_on_within_its_grammar(backend: MlxBacke
 
 def test_a_grammar_that_fails_midway_ends_its_own_request_alone(backend: MlxBackend) -> None:
     hard = grammar_of("start: @value", {"value": {"type": "string", "pattern": "^(a?){1000}a{1000}$"}})
-    others = requests(1, 3)
+    others = requests(1, 2)
     broken = GenerationRequest(
         request_id="hard", prompt=[5, 6, 7], max_tokens=50, sampling=Sampling(grammar=hard), stop_token_ids=ENDS
     )
