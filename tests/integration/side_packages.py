@@ -44,9 +44,10 @@ def environment(directory: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(directory)}
 
 
-def run_beside(directory: Path, *arguments: str, timeout_s: float = 240, **more: str) -> str:
+def run_beside(directory: Path, *arguments: str, timeout_s: float = 240, cwd: Path | None = None, **more: str) -> str:
     """What Python says with the packages of `directory`; a failure is shown whole. `more` is its environment."""
     env = {**environment(directory), **more}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, timeout=timeout_s)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=timeout_s, cwd=cwd)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
     return done.stdout
