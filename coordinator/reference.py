@@ -11,6 +11,9 @@ from coordinator.store.records import DesiredList, MemoryTables
 from provider.protocol import DesiredModels
 
 
+FIRST_TRIES = 4
+
+
 class Source(Protocol):
     async def memory_tables(self) -> MemoryTables: ...
     async def desired(self) -> DesiredList | None: ...
@@ -47,6 +50,16 @@ class Reference:
             self.desire(desired)
         if before == self._drains_ordered:  # else what was read may be older than what was ordered here meanwhile
             self._set_drains(drains)
+
+    async def read_first(self) -> None:
+        """As `read`; a store that has only just been started, or is slow, is asked again."""
+        for left in reversed(range(FIRST_TRIES)):
+            try:
+                return await self.read()
+            except StoreDown as error:
+                if not left:
+                    raise
+                log.warning("reference_not_read", reason=str(error))
 
     def desire(self, desired: DesiredList) -> None:
         """Of two lists the one of the higher revision stays."""

@@ -81,7 +81,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.push_async_callback(leadership.close)
         services = _wire(settings, store, leadership)
         stack.callback(services.recorder.close)
-        await services.reference.read()
+        await services.reference.read_first()
         refreshing = services.reference.run(settings.timings.reference_s)
         telling = Teller(services.hub, settings.timings, lambda: services.reference.tables, time.monotonic)
         recording = (services.accounts.run(), services.recorder.run())

@@ -9,6 +9,7 @@ from mlx_lm.utils import load_model
 
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS, BlockCache
 from provider.backends.mlx.hybrid import Hybrid
+from provider.backends.mlx.qwen3_5 import Trunk
 from tests.fixtures.backend_play import prompt_of
 from tests.fixtures.family_models import write_family
 
@@ -22,7 +23,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def loaded(directory: Path) -> Hybrid:
     model, _ = load_model(directory)
-    return Hybrid(model)
+    return Hybrid(Trunk(model))
 
 
 def held(hybrid: Hybrid, id: str) -> list[mx.array]:

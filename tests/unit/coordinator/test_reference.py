@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from coordinator.errors import StoreDown
-from coordinator.reference import Reference
+from coordinator.reference import FIRST_TRIES, Reference
 from coordinator.store.records import DesiredList, MemoryTables
 from provider.protocol import DesiredModels
 from tests.unit.coordinator.views import TABLES
@@ -100,3 +100,20 @@ def test_an_order_to_drain_is_not_undone_by_a_reading_that_began_before_it() -> 
         assert told[1:] == [frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})]
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("failing", "reads"), [(0, 1), (FIRST_TRIES - 1, FIRST_TRIES), (FIRST_TRIES, None)])
+def test_at_start_a_slow_store_is_asked_again(failing: int, reads: int | None) -> None:
+    class Slow(Source):
+        async def memory_tables(self) -> MemoryTables:
+            self.error = StoreDown("slow") if self.reads < failing else None
+            return await super().memory_tables()
+
+    source = Slow()
+    reference = Reference(source, lambda _: None)
+    if reads is None:
+        with pytest.raises(StoreDown):
+            asyncio.run(reference.read_first())
+    else:
+        asyncio.run(reference.read_first())
+        assert (source.reads, reference.tables) == (reads, TABLES)

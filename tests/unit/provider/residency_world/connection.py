@@ -16,7 +16,7 @@ from provider.system_memory import MemoryKind
 from provider.thermal import Thermal
 from tests.unit.provider.residency_world.world import World
 
-NEVER_S = 10_000_000
+NEVER_S = 3600
 """Between two beats: none comes but for a reason."""
 IDENTITY = Identity("p", "name", "0.9.0", "sim", Hardware(chip="none", memory_bytes=1, memory_kind="host", cores=1))
 
