@@ -10,7 +10,6 @@ from coordinator.errors import StoreDown
 from coordinator.store.records import DesiredList, MemoryTables
 from provider.protocol import DesiredModels
 
-
 FIRST_TRIES = 4
 
 
@@ -55,7 +54,8 @@ class Reference:
         """As `read`; a store that has only just been started, or is slow, is asked again."""
         for left in reversed(range(FIRST_TRIES)):
             try:
-                return await self.read()
+                await self.read()
+                return
             except StoreDown as error:
                 if not left:
                     raise
