@@ -14,7 +14,7 @@ from coordinator.fleet import Hold, Presence, ProviderView
 from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
 from coordinator.metrics import Metrics
-from coordinator.orders import Order, Orders, lacked_memory
+from coordinator.orders import Order, Orders, failure_kind
 from coordinator.streams import Agreed, Stream, Streams
 from coordinator.views import Views
 from provider.protocol import (
@@ -310,7 +310,7 @@ class Hub:
             return
         self.metrics.loads.labels(message.status).inc()
         if message.status == "failed":
-            self.metrics.load_failures.labels("memory" if lacked_memory(message) else "other").inc()
+            self.metrics.load_failures.labels(failure_kind(message)).inc()
         self.orders.told(view.provider_id, message)
 
     def _deliver(self, connection: Connection, frame: Frame, size_bytes: int) -> None:

@@ -77,6 +77,15 @@ def failure_code(status: LoadModelStatus) -> str:
     return code if colon and code.isidentifier() else ""
 
 
+LOAD_FAILURES = frozenset({"load_failed", "exact_unavailable", "model_not_found", "draining", "slot_state", "unnamed"})
+"""Beside `memory`: what loads are counted to have failed by. A provider's words make no new one."""
+
+
+def failure_kind(status: LoadModelStatus) -> str:
+    code = failure_code(status) or "load_failed"
+    return "memory" if lacked_memory(status) else code if code in LOAD_FAILURES else "unnamed"
+
+
 def lacked_memory(status: LoadModelStatus) -> bool:
     """The load failed for want of memory: the provider says so, or that it needed more than there was."""
     needed = status.required_bytes is not None and status.free_bytes is not None
