@@ -247,7 +247,7 @@ class Dispatcher:
                     await client.notice(frame.kind)
                 elif job.stream:
                     self._count_chunk(job, progress)
-                    progress.delivered(frame.data)
+                    progress.delivered(frame)
                     await client.chunk(frame.data)
             return True
         return False

@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinator.store.records import JobOutcome, Usage
 from provider.api.wire import Failure
+from provider.protocol import InferenceChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,22 @@ class Progress:
     attempts: int = 0
     provider_id: str | None = None
     chunks: int = 0
+    prompt_tokens: int | None = None
+    """As the provider has told with a chunk that was delivered."""
     delivered_tokens: int = 0
-    """At least: a chunk with content is one token or more."""
+    """Where the provider tells no number, at least: a chunk with content is one token or more."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     parks: int = 0
     recomputes: int = 0
 
-    def delivered(self, data: Mapping[str, Any]) -> None:
+    def delivered(self, chunk: InferenceChunk) -> None:
         self.chunks += 1
-        self.delivered_tokens += _says_something(data)
+        if chunk.prompt_tokens is not None:
+            self.prompt_tokens = chunk.prompt_tokens
+        if chunk.completion_tokens is None:
+            self.delivered_tokens += _says_something(chunk.data)
+        else:
+            self.delivered_tokens = max(self.delivered_tokens, chunk.completion_tokens)
 
     def bill(self, job: Job, result: Done | Failure | None, finished_at: datetime) -> Usage:
         """`result` None: the client went away. Tokens as the provider counted them, else as delivered."""
@@ -61,8 +69,8 @@ class Progress:
             attempts=self.attempts,
             outcome=outcome(result),
             code=result.code if isinstance(result, Failure) else None,
-            prompt_tokens=_count(self.usage.get("prompt_tokens")),
-            completion_tokens=_count(self.usage.get("completion_tokens")) or self.delivered_tokens or None,
+            prompt_tokens=_count(self.usage.get("prompt_tokens")) or _count(self.prompt_tokens),
+            completion_tokens=_count(self.usage.get("completion_tokens")) or _count(self.delivered_tokens) or None,
             chunks=self.chunks,
             parks=self.parks,
             recomputes=self.recomputes,

@@ -180,8 +180,9 @@ class Deliveries:
     async def _pass_on(self, delivery: Delivery, answer: Answer, item: Chunk | NoticeItem | Complete) -> None:
         id, seq = delivery.request_id, delivery.next_seq
         match item:
-            case Chunk(data):
-                await delivery.say(InferenceChunk(request_id=id, seq=seq, data=data), answer.hold)
+            case Chunk(data, prompt_tokens, completion_tokens):
+                counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+                await delivery.say(InferenceChunk(request_id=id, seq=seq, data=data, **counts), answer.hold)
             case NoticeItem(kind):
                 await delivery.say(InferenceNotice(request_id=id, seq=seq, kind=kind), answer.hold)
             case Complete(body, usage, parks, recomputes):

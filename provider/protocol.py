@@ -159,10 +159,15 @@ class InferenceAccepted(Wire):
 
 
 class InferenceChunk(Wire):
+    """`prompt_tokens` and `completion_tokens`: of the answer up to and with this chunk, so that one that breaks off can
+    be billed; None from a provider that does not tell."""
+
     type: Literal["inference_chunk"] = "inference_chunk"
     request_id: str
     seq: Count
     data: dict[str, Any]
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
 
 
 class InferenceNotice(Wire):

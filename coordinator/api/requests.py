@@ -14,7 +14,8 @@ from provider.api.events import form_path, id_headers
 REQUEST_ID = "x-request-id"
 PROBES = ("/health", "/metrics")
 """Counted, but not logged: they come every few seconds."""
-USABLE = re.compile(r"[\x21-\x7e]{1,128}")
+USABLE = re.compile(r"(?!.*(?:dbk_|sk-))[\x21-\x7e]{1,128}")
+"""Never a key that a client has put there by mistake: an id is logged."""
 
 
 class Requests:

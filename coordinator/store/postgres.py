@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, func, make_url, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -219,13 +220,18 @@ async def _revoke(connection: AsyncConnection, which: ColumnElement[bool], now: 
 async def _write(connection: AsyncConnection, record: Record) -> None:
     match record:
         case Usage():
-            statement = insert(UsageRow).values(**asdict(record))
+            statement = insert(UsageRow).values(**_storable(asdict(record)))
             await connection.execute(statement.on_conflict_do_nothing(index_elements=[UsageRow.job_id]))
         case Sighting():
             await _see(connection, record)
         case Touch():
             later = func.greatest(TokenRow.last_used_at, record.used_at)
             await connection.execute(update(TokenRow).where(TokenRow.id == record.token_id).values(last_used_at=later))
+
+
+def _storable(values: dict[str, Any]) -> dict[str, Any]:
+    """Postgres' text holds no NUL, which a provider's strings may."""
+    return {key: one.replace("\0", "\ufffd") if isinstance(one, str) else one for key, one in values.items()}
 
 
 async def _see(connection: AsyncConnection, sighting: Sighting) -> None:
@@ -236,6 +242,7 @@ async def _see(connection: AsyncConnection, sighting: Sighting) -> None:
         "chip": sighting.chip,
         "last_seen_at": sighting.seen_at,
     }
+    facts = _storable(facts)
     statement = insert(ProviderRow).values(provider_id=sighting.provider_id, first_seen_at=sighting.seen_at, **facts)
     later = ProviderRow.last_seen_at <= sighting.seen_at
     upsert = statement.on_conflict_do_update(index_elements=[ProviderRow.provider_id], set_=facts, where=later)

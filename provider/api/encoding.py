@@ -13,7 +13,12 @@ SEAM_TOKENS = 16
 
 
 def encode_within(tokenizer: TextTokenizer, text: str, n_ctx: int, special: bool = True) -> list[int]:
-    """Raises RequestFailed (the context error, with the tokens counted so far) for long text beyond `n_ctx`."""
+    """Raises RequestFailed (the context error, with the tokens counted so far) for long text beyond `n_ctx`.
+
+    Half a surrogate pair, which only an escape within the arguments of a call can bring this far, has no bytes: it is
+    read as U+FFFD.
+    """
+    text = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if len(text) > WHOLE_CHARS:
         _refuse_beyond(tokenizer, text, n_ctx, special)
     return tokenizer.encode(text, special)

@@ -15,8 +15,8 @@ from provider.api.job import new_id
 log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-ID"
-# It is written to logs: nothing that could forge a line.
-_ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# It is written to logs: nothing that could forge a line, and no key that a client has put there by mistake.
+_ACCEPTED = re.compile(r"(?!.*(?:dbk_|sk-))[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class RequestIds:

@@ -74,7 +74,7 @@ class AnswerResponse(Response):
             async with aclosing(self._answer.items()) as items:
                 async for item in items:
                     match item:
-                        case Chunk(data):
+                        case Chunk(data=data):
                             await events.chunk(data)
                         case NoticeItem(kind):
                             await self._notice(kind, events)

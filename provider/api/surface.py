@@ -28,9 +28,11 @@ MERGE_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One `data:` payload of the stream."""
+    """One `data:` payload of the stream, and how many tokens the answer has come to with it."""
 
     data: dict[str, Any]
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +102,19 @@ class Answer:
 
     async def items(self) -> AsyncGenerator[Item]:
         """Ends with `Complete`. Raises RequestFailed, before the first item for a refusal."""
-        translation = self._job.translation
+        translation, drawn = self._job.translation, 0
         async with self._events() as events:
             async for index, event in events:
                 if isinstance(event, Notice):
                     yield NoticeItem(event.kind)
                     continue
+                if isinstance(event, Delta):
+                    drawn += len(event.token_ids)
                 for data in self._translated(index, event):
                     if self.streaming:
-                        yield Chunk(data)
+                        yield Chunk(data, translation.tally.prompt_tokens, drawn)
         if self.streaming and self._job.include_usage:
-            yield Chunk(translation.usage_chunk())
+            yield Chunk(translation.usage_chunk(), translation.tally.prompt_tokens, drawn)
         tally = translation.tally
         body = None if self.streaming else translation.whole()
         yield Complete(body, tally.usage(), tally.parks, tally.recomputes)

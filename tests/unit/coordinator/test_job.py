@@ -6,6 +6,7 @@ import pytest
 from coordinator.job import Done, Job, Progress, outcome
 from coordinator.store.records import JobOutcome
 from provider.api.wire import internal_error
+from provider.protocol import InferenceChunk
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
@@ -18,9 +19,21 @@ def chunk(**delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta}]}
 
 
+def sent(data: dict[str, Any], **counts: int) -> InferenceChunk:
+    return InferenceChunk(request_id="j.1", seq=0, data=data, **counts)
+
+
+def test_of_an_answer_that_breaks_off_the_tokens_delivered_are_billed_and_its_prompt() -> None:
+    progress = Progress(attempts=1)
+    progress.delivered(sent(chunk(content="a few"), prompt_tokens=40, completion_tokens=3))
+    progress.delivered(sent(chunk(content=""), prompt_tokens=40, completion_tokens=5))
+    usage = progress.bill(job(), None, NOW)
+    assert (usage.outcome, usage.prompt_tokens, usage.completion_tokens) == (JobOutcome.CANCELLED, 40, 5)
+
+
 def test_what_the_provider_counted_is_billed() -> None:
     progress = Progress(attempts=1, usage={"prompt_tokens": 7, "completion_tokens": 5})
-    progress.delivered(chunk(content="a"))
+    progress.delivered(sent(chunk(content="a")))
     usage = progress.bill(job(), Done(None), NOW)
     assert (usage.outcome, usage.prompt_tokens, usage.completion_tokens) == (JobOutcome.COMPLETED, 7, 5)
 
@@ -29,7 +42,7 @@ def test_without_a_count_what_was_delivered_is_billed() -> None:
     progress = Progress(attempts=1)
     odd: list[dict[str, Any]] = [chunk(role="assistant"), {"choices": None}, {"choices": ["?"]}, {}]
     for data in [*odd, chunk(content="a"), chunk(reasoning_content="b"), {"choices": [{"text": "c"}]}]:
-        progress.delivered(data)
+        progress.delivered(sent(data))
     usage = progress.bill(job(), internal_error("lost", "provider_lost"), NOW)
     assert (usage.outcome, usage.code) == (JobOutcome.FAILED, "provider_lost")
     assert (usage.prompt_tokens, usage.completion_tokens, usage.chunks) == (None, 3, 7)

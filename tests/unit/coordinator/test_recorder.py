@@ -17,7 +17,12 @@ from coordinator.limits import RateLimits
 from coordinator.metrics import Metrics
 from coordinator.recorder import Recorder
 from coordinator.store.records import JobOutcome, Record, Usage
+from provider.protocol import InferenceChunk
 from tests.unit.coordinator.test_journal import NOW, killed, usage
+
+
+def word(text: str) -> InferenceChunk:
+    return InferenceChunk(request_id="j.1", seq=0, data={"choices": [{"delta": {"content": text}}]})
 
 
 class Rows:
@@ -174,9 +179,9 @@ def test_a_job_is_billed_as_it_stood_when_its_coordinator_was_killed(tmp_path: P
         progress = Progress(attempts=1, provider_id="p1")
         accounts.sent(job, progress)
         for _ in range(3):
-            progress.delivered({"choices": [{"delta": {"content": "word"}}]})
+            progress.delivered(word("word"))
         accounts.checkpoint()
-        progress.delivered({"choices": [{"delta": {"content": "unbilled"}}]})
+        progress.delivered(word("unbilled"))
         other = Progress(attempts=1, provider_id="p2")
         ended = Job("b", 1, "/v1/chat/completions", "demo", True, {}, NOW)
         accounts.sent(ended, other)

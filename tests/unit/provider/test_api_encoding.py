@@ -50,3 +50,9 @@ def test_long_text_that_fits_gives_the_ids_of_the_whole() -> None:
     tokenizer = Watched()
     ids = encode_within(tokenizer, LONG, 10**7)
     assert ids == ModelTokenizer(BUNDLED_MODEL_DIR).encode(LONG)
+
+
+def test_half_a_surrogate_pair_is_read_as_a_replacement_character() -> None:
+    tokenizer = ModelTokenizer(BUNDLED_MODEL_DIR)
+    assert encode_within(tokenizer, "a\ud800b", 100) == tokenizer.encode("a\ufffdb")
+    assert encode_within(tokenizer, "a\U0001f600b", 100) == tokenizer.encode("a\U0001f600b")
