@@ -14,6 +14,11 @@ settings.register_profile("fixed", derandomize=not SOAK, print_blob=True, deadli
 settings.load_profile("fixed")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Servers of other tests may still have threads here, and Hypothesis takes what they draw for the example's own.
+    config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside strategies")
+
+
 @pytest.fixture(scope="session")
 def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo model by dtype; see tests/demo_variants.py."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.processes import free_port, health, run, running, until
+from tests.soak import SOAK
 
 KEY = "a key"
 
@@ -65,6 +66,7 @@ def test_what_cannot_be_measured_is_one_clear_line(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(not SOAK, reason="starts a coordinator, Postgres and a fleet once more: DARKBLOOM_SOAK=1")
 def test_a_fleet_is_measured_with_processes_of_its_own(tmp_path: Path) -> None:
     told = (
         "--part",

@@ -32,7 +32,7 @@ from tests.integration.processes import Command, free_port, gone, health, runnin
 from tests.integration.proxy import Proxy, proxied
 from tests.soak import SOAK
 
-RESUME_WITHIN_S = 45 if SOAK else 6
+RESUME_WITHIN_S = 45 if SOAK else 15
 LONG = 150
 FAR_BEYOND = 1100
 """Tokens, each a frame, for nothing is drafted here: more than a buffer holds, by far."""
