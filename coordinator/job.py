@@ -69,7 +69,7 @@ class Progress:
             attempts=self.attempts,
             outcome=outcome(result),
             code=result.code if isinstance(result, Failure) else None,
-            prompt_tokens=_count(self.usage.get("prompt_tokens")) or _count(self.prompt_tokens),
+            prompt_tokens=_count(self.usage.get("prompt_tokens", self.prompt_tokens)),
             completion_tokens=_count(self.usage.get("completion_tokens")) or _count(self.delivered_tokens) or None,
             chunks=self.chunks,
             parks=self.parks,
