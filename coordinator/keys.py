@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from coordinator import log
+from coordinator.endless import again
 from coordinator.errors import StoreDown
 from coordinator.store.records import Token
 
@@ -105,15 +106,14 @@ class KeyRing:
                 known.token, known.confirmed_s = token, asked_s
 
     async def run(self) -> None:
-        """For ever; the boundary of each refreshing."""
-        while True:
-            await asyncio.sleep(self._fresh_s)
-            try:
-                await self.refresh()
-            except StoreDown as error:
-                log.warning("keys_not_refreshed", reason=str(error), remembered=len(self._remembered))
-            except Exception as error:
-                log.failure("keys_not_refreshed", error)
+        """For ever."""
+        await again(self._fresh_s, self._refresh_if_there, "keys_not_refreshed")
+
+    async def _refresh_if_there(self) -> None:
+        try:
+            await self.refresh()
+        except StoreDown as error:
+            log.warning("keys_not_refreshed", reason=str(error), remembered=len(self._remembered))
 
     async def _ask(self, sha256: bytes) -> _Remembered | None:
         async with self._lookups:

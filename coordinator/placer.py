@@ -7,6 +7,7 @@ from typing import Protocol
 from coordinator import log
 from coordinator.attempts import Kind
 from coordinator.config import Pace, Timings
+from coordinator.endless import again
 from coordinator.errors import StoreDown
 from coordinator.hub import Hub
 from coordinator.placement import History, Order, Placement, place
@@ -34,17 +35,16 @@ class Placer:
         self.placement = Placement((), History(clock()), ())
 
     async def run(self) -> None:
-        """For ever; the boundary of each look."""
-        while True:
-            await asyncio.sleep(self._timings.place_s)
-            try:
-                self._lead(await self._lock.held())
-                await self.look()
-            except StoreDown as error:
-                self._lead(False)
-                log.warning("placement_lock_unknown", reason=str(error))
-            except Exception as error:
-                log.failure("placement_failed", error)
+        """For ever."""
+        await again(self._timings.place_s, self._take_a_turn, "placement_failed")
+
+    async def _take_a_turn(self) -> None:
+        try:
+            self._lead(await self._lock.held())
+            await self.look()
+        except StoreDown as error:
+            self._lead(False)
+            log.warning("placement_lock_unknown", reason=str(error))
 
     async def look(self) -> None:
         """In a thread, over views as they are now: of thousands of providers it takes as long as some chunks."""

@@ -1,11 +1,11 @@
 """What the store holds and every decision reads: the tables of memory and the desired models. Last known while it is
 away."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from coordinator import log
+from coordinator.endless import again
 from coordinator.errors import StoreDown
 from coordinator.store.records import DesiredList, MemoryTables
 from provider.protocol import DesiredModels
@@ -77,12 +77,11 @@ class Reference:
         self._drain(drains)
 
     async def run(self, every_s: float) -> None:
-        """For ever; the boundary of each reading."""
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self.read()
-            except StoreDown as error:
-                log.warning("reference_not_read", reason=str(error))
-            except Exception as error:
-                log.failure("reference_not_read", error)
+        """For ever."""
+        await again(every_s, self._read_if_there, "reference_not_read")
+
+    async def _read_if_there(self) -> None:
+        try:
+            await self.read()
+        except StoreDown as error:
+            log.warning("reference_not_read", reason=str(error))

@@ -4,15 +4,15 @@ Once a second all are looked at; whoever's verdicts differ from what it was told
 is gone within that second is never told, and nobody is waited for.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from coordinator import log, routing
+from coordinator import routing
 from coordinator.config import Timings
 from coordinator.details import detail
+from coordinator.endless import again
 from coordinator.gates import Request
 from coordinator.reasons import REASONS
 from coordinator.store.records import MemoryTables
@@ -44,13 +44,12 @@ class Teller:
         self._clock = clock
 
     async def run(self) -> None:
-        """For ever; the boundary of each look."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            try:
-                self.look()
-            except Exception as error:
-                log.failure("routability_failed", error)
+        """For ever."""
+
+        async def look() -> None:
+            self.look()
+
+        await again(EVERY_S, look, "routability_failed")
 
     def look(self) -> int:
         """How many were told."""
