@@ -5,14 +5,14 @@ sequences. It serves any checkpoint whose facts can be read, so engines, fleets 
 Given a device, it also takes the time that device would (sim_timing.py); without one, no longer than Python does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run, Told
+from provider.backends.guided import Guided
 from provider.backends.sim_timing import Clock, Device, WallClock, decode_s, prefill_s
-from provider.errors import GrammarError
 from provider.generation import Sampling, TokenLogprob
 from provider.parking.lot import NoRoom, Tiers
 from provider.parking.mover import Lane
@@ -71,7 +71,7 @@ class Away:
     failure: str | None = None
 
 
-class SimBackend:
+class SimBackend(Guided):
     """Implements provider.backends.base.Backend. Of the drafts it is asked for (up to facts.max_drafts), each is right
     with probability `acceptance`, by the hash of its place: the same in every run, whatever came before."""
 
@@ -90,7 +90,6 @@ class SimBackend:
         self._device = device
         self._clock = clock or WallClock()
         self._held: dict[str, Held] = {}
-        self._guide: Callable[[str], Guide] | None = None
         self._tiers = tiers
         self._copy_bytes_per_s = copy_bytes_per_s
         self._away: list[Away] = []
@@ -130,20 +129,6 @@ class SimBackend:
         if self._device is not None:
             self._pass(started, decode_s(self._device, self.facts, lengths))
         return runs
-
-    def guide_with(self, guide: "Callable[[str], Guide]") -> None:
-        """From now on it knows how to follow a grammar. `guide` may be called from any thread."""
-        self._guide = guide
-
-    def prepare(self, sampling: Sampling) -> None:
-        self._guide_of(sampling)
-
-    def _guide_of(self, sampling: Sampling) -> "Guide | None":
-        if sampling.grammar is None:
-            return None
-        if self._guide is None:
-            raise GrammarError("nothing here can follow a grammar")
-        return self._guide(sampling.grammar)
 
     def told(self, id: str) -> Told:
         """What is simulated is certain of every token."""

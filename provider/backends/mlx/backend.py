@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from provider.backends.base import BackendFacts, BackendMemory, DraftSeconds, Landing, Row, Run, Told
+from provider.backends.guided import Guided
 from provider.backends.mlx.aside import Aside
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.device import wire, wired_limit
@@ -30,9 +31,7 @@ from provider.backends.mlx.qwen3_5 import Trunk
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.backends.mlx.self_test import self_test
 from provider.backends.mlx.verification import Verification, integers
-from provider.errors import GrammarError
 from provider.generation import Sampling
-from provider.grammar.guide import Guide
 from provider.models.architecture import LayerKind
 from provider.models.checkpoint import read_checkpoint
 from provider.mtp.head import HeadArtifact
@@ -75,7 +74,7 @@ class Kept:
     token: int | None
 
 
-class MlxBackend:
+class MlxBackend(Guided):
     """Implements provider.backends.base.Backend for every family of provider.models.families."""
 
     def __init__(self, directory: Path, drafter: Drafter | None = None, draw: Sample = sample) -> None:
@@ -92,7 +91,6 @@ class MlxBackend:
         self._ahead: list[Launch] = []
         self._kept: dict[str, Kept] = {}
         self._lot: Lot[mx.array] | None = None
-        self._guide: Callable[[str], Guide] | None = None
         self._asked: list[Logprobs] = []
         self._wired_bytes = 0
         self.draft_seconds = DraftSeconds()
@@ -215,20 +213,6 @@ class MlxBackend:
         if self._drafter is not None and ahead:
             self._drafter.begin([row.id for row in rows if row.drafts])
         return [runs[row.id] for row in rows]
-
-    def guide_with(self, guide: Callable[[str], Guide]) -> None:
-        """From now on it knows how to follow a grammar. `guide` may be called from any thread."""
-        self._guide = guide
-
-    def prepare(self, sampling: Sampling) -> None:
-        self._guide_of(sampling)
-
-    def _guide_of(self, sampling: Sampling) -> Guide | None:
-        if sampling.grammar is None:
-            return None
-        if self._guide is None:
-            raise GrammarError("nothing here can follow a grammar")
-        return self._guide(sampling.grammar)
 
     def told(self, id: str) -> Told:
         sampler = self._samplers[id]
