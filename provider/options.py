@@ -1,11 +1,13 @@
 """The options that `up`, `local` and `provider start` share, declared once."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from provider.config import BackendName
+from provider.errors import ConfigError
 from provider.exact.policy import Mode as ExactMode
 from provider.mtp.policy import Mode
 
@@ -61,3 +63,10 @@ def engine_flags(
         "preempt_ram_gb": preempt_ram_gb,
         "preempt_disk_gb": preempt_disk_gb,
     }
+
+
+def check_coordinators(urls: Iterable[str]) -> None:
+    """Raises ConfigError for one that is no WebSocket address."""
+    for url in urls:
+        if not url.startswith(("ws://", "wss://")):
+            raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")

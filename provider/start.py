@@ -86,9 +86,7 @@ def start(
     )
     if not config.coordinators:
         raise ConfigError("no coordinator is named: pass --coordinator ws://HOST:PORT/ws/provider.")
-    for url in config.coordinators:
-        if not url.startswith(("ws://", "wss://")):
-            raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")
+    options.check_coordinators(config.coordinators)
     trusted = authorities(config.coordinator_ca)
     if not token:
         raise ConfigError(f"no token: pass --token, or set {options.TOKEN_VARIABLE}.")

@@ -17,7 +17,6 @@ import os
 import secrets
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,10 +30,11 @@ from provider.bench import client
 from provider.bench.client import Target
 from provider.bench.load import Arrivals, ClosedLoop, Fixed, OpenLoop, plan_load
 from provider.bench.local_server import free_port, local_server, wait_until_ready
-from provider.bench.own_processes import own_process
+from provider.bench.own_fleet import own_coordinator, own_fleet
 from provider.bench.prompts import Words
 from provider.bench.report import Answer, Outcome
 from provider.models.bundled import BUNDLED_MODEL_ID
+from tools.bench_serving import install
 
 TOKENS, CLIENTS, BACKENDS = 8, 16, 2
 SIM = {DEVICE_VARIABLE: "instant"}
@@ -66,40 +66,14 @@ class Found:
 
 @contextlib.contextmanager
 def coordinator(scratch: Path) -> Iterator[Gateway]:
-    port, data, environment = free_port(), ("--data-dir", str(scratch / "c")), {**os.environ, "HOME": str(scratch)}
-    log = scratch / "coordinator.log"
-    with own_process(("coordinator", "serve", "--port", str(port), *data), environment, log) as process:
-        wait_until_ready(f"http://127.0.0.1:{port}", process, log)
-        keys = {kind: token(kind, data, environment) for kind in ("api", "provider")}
-        simulated = (
-            "fleet",
-            "simulate",
-            "--providers",
-            str(BACKENDS),
-            "--machine",
-            "instant",
-            "--max-concurrent",
-            "32",
-        )
-        joining = ("--coordinator", f"ws://127.0.0.1:{port}/ws/provider", "--token", keys["provider"])
-        with own_process((*simulated, *joining), environment, scratch / "fleet.log"):
-            url = f"http://127.0.0.1:{port}"
-            while len(client.get_json(f"{url}/v1/fleet", keys["api"])["providers"]) < BACKENDS:
-                time.sleep(0.5)
-            yield Gateway(url, keys["api"], process.pid)
-
-
-def token(kind: str, data: tuple[str, ...], environment: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "provider.cli", "coordinator", "token", "create", "--kind", kind, *data]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()[-1]
+    with own_coordinator(scratch) as one, own_fleet(one, BACKENDS, "instant", "--max-concurrent", "32"):
+        yield Gateway(one.url, one.api_key, one.process.pid)
 
 
 @contextlib.contextmanager
 def litellm(venv: Path, scratch: Path) -> Iterator[Gateway]:
     program, port, key = venv / "bin" / "litellm", free_port(), f"sk-{secrets.token_hex(16)}"
-    if not program.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        subprocess.run([venv / "bin" / "python", "-m", "pip", "install", "--quiet", "litellm[proxy]"], check=True)
+    install(venv, ["litellm[proxy]"])
     with contextlib.ExitStack() as stack:
         backends = [stack.enter_context(backend(scratch / f"backend-{number}")) for number in range(BACKENDS)]
         models = [
@@ -157,7 +131,7 @@ def measure(one: Gateway, direct: tuple[float, float], rate: float, requests: in
     p50, p99 = percentiles_ms(paced)
     began_s, began_cpu_s = time.monotonic(), one.cpu_s()
     pressed = asyncio.run(ask(one.url, one.key, ClosedLoop(CLIENTS), 2 * requests))
-    took_s, cores = time.monotonic() - began_s, 0.0
+    took_s = time.monotonic() - began_s
     cores = (one.cpu_s() - began_cpu_s) / took_s
     answered = sum(isinstance(it, Answer) for it in pressed)
     return Found(

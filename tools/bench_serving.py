@@ -122,17 +122,20 @@ class ExactText:
         return self.tokenizer.decode(self.tokenizer.encode(text)[:tokens])
 
 
-def install(server: Server, venvs: Path) -> Path:
-    """The directory of the server's programs; makes its environment when it is not there yet."""
-    if not server.packages:
-        return Path(sys.executable).parent
-    venv, wanted = venvs / server.name, " ".join(server.packages)
+def programs(server: Server, venvs: Path) -> Path:
+    """The directory of the server's programs."""
+    return install(venvs / server.name, server.packages) if server.packages else Path(sys.executable).parent
+
+
+def install(venv: Path, packages: Sequence[str]) -> Path:
+    """The directory of the environment's programs; it is made when it is not there yet. Raises PeerFailed."""
+    wanted = " ".join(packages)
     marker = venv / "installed.txt"
     if not marker.exists() or marker.read_text() != wanted:
         say(f"installing {wanted} under {venv}")
         commands = [
             [sys.executable, "-m", "venv", str(venv)],
-            [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *server.packages],
+            [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages],
         ]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -283,7 +286,7 @@ def main() -> None:
                     continue
                 say(f"round {number + 1}: {server.name}")
                 try:
-                    bin = install(server, told.venvs)
+                    bin = programs(server, told.venvs)
                     with serving(server, bin, directory, Path(scratch) / f"{server.name}.log") as url:
                         measuring = measure(server, url, style, number, told.requests, told.solo_requests)
                         rounds.setdefault(server.name, []).append(asyncio.run(measuring))

@@ -13,8 +13,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,15 +28,14 @@ from provider.backends.sim_timing import DEVICE_VARIABLE, DEVICES
 from provider.bench import client
 from provider.bench.client import BenchError, Target
 from provider.bench.load import Arrivals, ClosedLoop, Fixed, OpenLoop, plan_load
-from provider.bench.local_server import free_port, local_server, wait_until_ready
-from provider.bench.own_processes import own_process
+from provider.bench.local_server import local_server
+from provider.bench.own_fleet import Coordinator, own_coordinator, own_fleet
 from provider.bench.prompts import TokenIds
 from provider.bench.report import Answer, Outcome
 from provider.models.bundled import BUNDLED_MODEL_ID
 
 Part = Literal["idle", "relay", "first"]
 PARTS: tuple[Part, ...] = ("idle", "relay", "first")
-CONNECT_S = 180.0
 PROMPT_TOKENS = 16
 
 
@@ -95,31 +92,14 @@ def fleet(
         raise typer.BadParameter(f"--part {', '.join(sorted(unknown))}: expected {', '.join(PARTS)}.")
     found: dict[str, Any] = {"cores": os.cpu_count(), "pinned": _pinned()}
     if "idle" in told:
-        with _coordinator() as one, _simulated(one, providers, "instant"):
+        with _coordinator() as one, own_fleet(one, providers, "instant"):
             found["idle"] = asdict(_idle(one, providers, seconds))
     if "relay" in told:
-        with _coordinator() as one, _simulated(one, -(-streams // 8), "paced"):
+        with _coordinator() as one, own_fleet(one, -(-streams // 8), "paced"):
             found["relay"] = asdict(asyncio.run(_relay(one, streams, tokens)))
     if "first" in told:
         found["first"] = asdict(_first(rate, requests))
     typer.echo(json.dumps(found) if as_json else _told(found))
-
-
-@dataclass(frozen=True, slots=True)
-class Coordinator:
-    url: str
-    process: psutil.Process
-    api_key: str
-    provider_token: str
-    scratch: Path
-
-    def cpu_s(self) -> float:
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-    def alive(self) -> int:
-        providers = client.get_json(f"{self.url}/v1/fleet", self.api_key)["providers"]
-        return sum(one["state"] == "alive" and bool(one["slots"]) for one in providers)
 
 
 def _pinned() -> bool:
@@ -128,17 +108,9 @@ def _pinned() -> bool:
 
 @contextlib.contextmanager
 def _coordinator() -> Iterator[Coordinator]:
-    with tempfile.TemporaryDirectory() as directory:
-        scratch, port = Path(directory), free_port()
-        data, log = ("--data-dir", str(scratch / "data")), scratch / "coordinator.log"
-        environment = {**os.environ, "HOME": directory}
-        told = ("coordinator", "serve", "--port", str(port), *data)
-        with own_process(told, environment, log) as process:
-            url = f"http://127.0.0.1:{port}"
-            wait_until_ready(url, process, log)
-            _pin(process.pid)
-            api_key, provider_token = (_token(kind, data, environment) for kind in ("api", "provider"))
-            yield Coordinator(url, psutil.Process(process.pid), api_key, provider_token, scratch)
+    with tempfile.TemporaryDirectory() as directory, own_coordinator(Path(directory)) as one:
+        _pin(one.process.pid)
+        yield one
 
 
 def _pin(pid: int) -> None:
@@ -147,30 +119,6 @@ def _pin(pid: int) -> None:
         first, *others = range(os.cpu_count() or 1)
         psutil.Process(pid).cpu_affinity([first])
         psutil.Process().cpu_affinity(others)
-
-
-def _token(kind: str, data: Sequence[str], environment: dict[str, str]) -> str:
-    command = (sys.executable, "-m", "provider.cli", "coordinator", "token", "create", "--kind", kind, *data)
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise BenchError(f"no token could be made: {made.stderr.strip()}")
-    return made.stdout.split()[-1]
-
-
-@contextlib.contextmanager
-def _simulated(coordinator: Coordinator, count: int, machine: str) -> Iterator[None]:
-    told = (
-        "fleet", "simulate", "--providers", str(count), "--machine", machine, "--token", coordinator.provider_token,
-        "--coordinator", f"{coordinator.url.replace('http', 'ws', 1)}/ws/provider",
-    )  # fmt: skip
-    log = coordinator.scratch / "fleet.log"
-    with own_process(told, os.environ, log):
-        deadline = time.monotonic() + CONNECT_S
-        while (alive := coordinator.alive()) < count:
-            if time.monotonic() > deadline:
-                raise BenchError(f"{alive} of {count} providers are connected after {CONNECT_S:.0f} s.")
-            time.sleep(1)
-        yield
 
 
 def _idle(coordinator: Coordinator, providers: int, seconds: float) -> Idle:
@@ -218,7 +166,7 @@ def _first(rate: float, requests: int) -> First:
         with local_server(serving, {**os.environ, DEVICE_VARIABLE: DEVICES["instant"].name}, Path(scratch)) as url:
             asyncio.run(_ask(url, None, arrivals, 100, 4))
             direct = _first_tokens_ms(asyncio.run(_ask(url, None, arrivals, requests, 4)))
-    with _coordinator() as one, _simulated(one, 8, "instant"):
+    with _coordinator() as one, own_fleet(one, 8, "instant"):
         asyncio.run(_ask(one.url, one.api_key, arrivals, 100, 4))
         began_cpu_s = one.cpu_s()
         outcomes = asyncio.run(_ask(one.url, one.api_key, arrivals, requests, 4))

@@ -14,7 +14,6 @@ import uvloop
 
 from provider import options
 from provider.cli import log_to_stderr
-from provider.errors import ConfigError
 from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.simulate.fleet import Plan, SimulatedFleet, Totals
@@ -52,9 +51,7 @@ def simulate(
     log_to_stderr()
     logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
     kinds = machines(machine or ["m3-max"], providers)
-    for url in coordinator:
-        if not url.startswith(("ws://", "wss://")):
-            raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")
+    options.check_coordinators(coordinator)
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan(name, coordinator, token, model or [BUNDLED_MODEL_ID], max_concurrent, Path(scratch))
         say: Callable[[Totals], None] = _ignore if as_json else _say

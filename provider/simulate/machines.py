@@ -77,7 +77,7 @@ class SimulatedRunner(InlineRunner):
         self._found = {str(one.checkpoint.directory): one for one in found}
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
-        await asyncio.sleep(self._found[spec.directory].checkpoint.size_bytes / LOAD_BYTES_PER_S)
+        await asyncio.sleep(self._load_s(spec))
         return await super().start(spec, on_report)
 
     def _engine(self, spec: LoadSpec, clock: LeadingClock) -> tuple[Engine, Loaded]:
@@ -85,5 +85,7 @@ class SimulatedRunner(InlineRunner):
         facts = sim_facts(found.checkpoint, self._machine.device)
         backend = SimBackend(facts, self._machine.device, clock, tiers=TIERS)
         engine = engine_around(spec, backend, found.tokenizer.decode, clock)
-        load_s = found.checkpoint.size_bytes / LOAD_BYTES_PER_S
-        return engine, loaded_of(engine, inactive(NOT_DRAFTED), ExactReport(), load_s, baseline_bytes=0)
+        return engine, loaded_of(engine, inactive(NOT_DRAFTED), ExactReport(), self._load_s(spec), baseline_bytes=0)
+
+    def _load_s(self, spec: LoadSpec) -> float:
+        return self._found[spec.directory].checkpoint.size_bytes / LOAD_BYTES_PER_S
