@@ -181,8 +181,10 @@ class Deliveries:
         id, seq = delivery.request_id, delivery.next_seq
         match item:
             case Chunk(data, prompt_tokens, completion_tokens):
-                counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-                await delivery.say(InferenceChunk(request_id=id, seq=seq, data=data, **counts), answer.hold)
+                chunk = InferenceChunk(
+                    request_id=id, seq=seq, data=data, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+                )
+                await delivery.say(chunk, answer.hold)
             case NoticeItem(kind):
                 await delivery.say(InferenceNotice(request_id=id, seq=seq, kind=kind), answer.hold)
             case Complete(body, usage, parks, recomputes):
