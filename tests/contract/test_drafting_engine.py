@@ -17,25 +17,12 @@ from provider.mtp.controller import Depth, FixedDepth
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 from tests.contract.test_drafts import SAMPLINGS
+from tests.fixtures.exact_play import RandomDepth
 from tests.fixtures.family_models import write_family
 from tests.fixtures.head_models import add_head
 
 TOKENIZER = ModelTokenizer(BUNDLED_MODEL_DIR)
 WORDS = ("1, 2, 3, 4, 5,", "one two one two", "Count from 7 to 30.", "a b c a b c a b", "The cat sat on the mat.")
-
-
-class Restless:
-    """Implements Depth: another one at each step."""
-
-    def __init__(self, seed: int, most: int) -> None:
-        self._random, self._most = Random(seed), most
-
-    def depth(self, width: int) -> int:
-        return self._random.randint(0, self._most)
-
-    def joined(self) -> None: ...
-
-    def note(self, width: int, depth: int, tokens: int, seconds: float) -> None: ...
 
 
 def requests(seed: int) -> list[GenerationRequest]:
@@ -96,7 +83,7 @@ def test_in_too_little_room_every_answer_is_the_one_it_gets_alone_without_drafts
 ) -> None:
     asked = requests(seed)
     alone = {id: told for one in asked for id, told in play(backend, [one], FixedDepth(0), 10_000).items()}
-    crowded = play(backend, asked, Restless(seed, backend.facts.max_drafts), 120, cancelled="3")
+    crowded = play(backend, asked, RandomDepth(seed, backend.facts.max_drafts), 120, cancelled="3")
     assert set(alone) - set(crowded) <= {"3"}
     assert sum(end.parks for _, end in crowded.values()) > 0
     assert sum(end.accepted + end.rejected for _, end in crowded.values()) > 50

@@ -35,9 +35,9 @@ from provider.scheduler.parking import ParkRules
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
 from provider.worker import build
-from tests.contract.test_drafting_engine import Restless
 from tests.fixtures.deep_head import write_deep_head
 from tests.fixtures.drafters import RuledDrafter, right
+from tests.fixtures.exact_play import RandomDepth
 from tests.fixtures.grammars import GUIDES, TOKENIZER
 from tests.fixtures.movers import mlx_lot
 from tests.soak import SOAK
@@ -96,7 +96,7 @@ class Played:
         self,
         backend: MlxBackend,
         asked: Sequence[GenerationRequest],
-        depth: FixedDepth | Restless,
+        depth: FixedDepth | RandomDepth,
         pool: int,
         every: int | None,
     ) -> None:
@@ -156,7 +156,7 @@ def test_drafts_parks_and_neighbours_change_neither_answers_nor_probabilities(
     asked = requests(seed)
     backend.park_with(mlx_lot(tmp_path / "park"))
     alone = [Played(backend, [one], FixedDepth(0), 10_000, None) for one in asked]
-    crowded = Played(backend, asked, Restless(seed, backend.facts.max_drafts), 300, every=16)
+    crowded = Played(backend, asked, RandomDepth(seed, backend.facts.max_drafts), 300, every=16)
     for one, by_itself in zip(asked, alone, strict=True):
         assert crowded.told(one.request_id) == by_itself.told(one.request_id)
     ends = [end for end in crowded.ends.values() if isinstance(end, Finished)]

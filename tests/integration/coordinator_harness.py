@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -96,6 +96,16 @@ def new_database(postgres: str) -> str:
     return postgres.replace("@/postgres?", f"@/{name}?")
 
 
+async def new_tokens(database: str, kinds: Sequence[TokenKind] = (TokenKind.API, TokenKind.PROVIDER)) -> list[str]:
+    """Their secrets, one of each kind."""
+    secrets = [new_secret() for _ in kinds]
+    store = Store(database)
+    for kind, secret in zip(kinds, secrets, strict=True):
+        await store.add_token(kind, "test", hashed(secret), datetime.now(UTC))
+    await store.close()
+    return secrets
+
+
 def rows(url: str, query: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(plain(url)) as connection:
         return connection.execute(query).fetchall()  # type: ignore[arg-type]
@@ -157,7 +167,7 @@ async def coordinator(
         return
     settings = Settings(data_dir, postgres, port=0, timings=timings or Timings(), pace=pace or Pace())
     if beside is not None:
-        secrets = (beside.api_key, beside.admin_key, beside.provider_token)
+        secrets = [beside.api_key, beside.admin_key, beside.provider_token]
     else:
         secrets = await _tokens(postgres, "" if keep_desired else ", desired_models, desired_revisions")
     listener = bind(settings.host, 0)
@@ -174,15 +184,10 @@ async def coordinator(
     ended.result()
 
 
-async def _tokens(database: str, emptied: str) -> tuple[str, str, str]:
+async def _tokens(database: str, emptied: str) -> list[str]:
     with psycopg.connect(plain(database)) as connection:
         connection.execute(f"truncate tokens, usage, providers, drains{emptied} cascade")  # type: ignore[arg-type]
-    secrets = (new_secret(), new_secret(), new_secret())
-    store = Store(database)
-    for kind, secret in zip((TokenKind.API, TokenKind.ADMIN, TokenKind.PROVIDER), secrets, strict=True):
-        await store.add_token(kind, "test", hashed(secret), datetime.now(UTC))
-    await store.close()
-    return secrets
+    return await new_tokens(database, (TokenKind.API, TokenKind.ADMIN, TokenKind.PROVIDER))
 
 
 async def healthy(url: str, ended: asyncio.Task[None]) -> None:

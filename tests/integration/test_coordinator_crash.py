@@ -2,14 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coordinator.keys import hashed, new_secret
 from coordinator.serve import Stop
-from coordinator.store.postgres import Store
-from coordinator.store.records import TokenKind
 from coordinator.store.schema import migrate
 from provider.protocol import InferenceRequest
 from tests.integration.coordinator_harness import (
@@ -18,6 +14,7 @@ from tests.integration.coordinator_harness import (
     chat,
     counts,
     new_database,
+    new_tokens,
     postgres,
     process,
     provider,
@@ -36,20 +33,11 @@ async def says_five_words_and_no_more(provider: Provider, request: InferenceRequ
         await provider.chunk(request, seq, "word ")
 
 
-async def keys(database: str) -> tuple[str, str]:
-    secrets = (new_secret(), new_secret())
-    store = Store(database)
-    for kind, secret in zip((TokenKind.API, TokenKind.PROVIDER), secrets, strict=True):
-        await store.add_token(kind, "test", hashed(secret), datetime.now(UTC))
-    await store.close()
-    return secrets
-
-
 def test_jobs_that_ran_and_jobs_not_yet_stored_outlive_kill_9(postgres: str, tmp_path: Path) -> None:
     database = new_database(postgres)
     migrate(database)
     where = ("--database-url", database, "--data-dir", str(tmp_path / "data"))
-    key, token = asyncio.run(keys(database))
+    key, token = asyncio.run(new_tokens(database))
 
     def drafted() -> bool:
         """Whether the last draft has the five words."""

@@ -13,21 +13,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.keys import hashed, new_secret
 from coordinator.store import postmaster
 from coordinator.store.embedded import EmbeddedPostgres
-from coordinator.store.postgres import Store
-from coordinator.store.records import TokenKind
 from coordinator.store.schema import migrate
 from provider.replay import MAX_FRAMES
 from tests.integration.client import MODEL, Api, Stream, counting
-from tests.integration.coordinator_harness import hurry, rows, scratch
+from tests.integration.coordinator_harness import hurry, new_tokens, rows, scratch
 from tests.integration.processes import Command, free_port, gone, health, running, until
 from tests.integration.proxy import Proxy, proxied
 from tests.soak import SOAK
@@ -155,16 +151,6 @@ class World:
         fresh = [row for row in self.billed() if row[0] not in before]
         assert len({row[0] for row in fresh}) == len(fresh) == jobs
         found += [row[1:] for row in fresh]
-
-
-async def new_tokens(database: str) -> tuple[str, str]:
-    """Of a client and of a provider."""
-    secrets = (new_secret(), new_secret())
-    store = Store(database)
-    for kind, secret in zip((TokenKind.API, TokenKind.PROVIDER), secrets, strict=True):
-        await store.add_token(kind, "test", hashed(secret), datetime.now(UTC))
-    await store.close()
-    return secrets
 
 
 @pytest.fixture(scope="module")
