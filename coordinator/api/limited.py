@@ -7,13 +7,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.errors import Refusal
-from coordinator.estimates import Ratio, prompts_of, tokens
+from coordinator.estimates import Ratio, most_tokens, prompts_of, tokens
 from coordinator.job import Job
 from coordinator.limits import Exceeded, RateLimits
 from coordinator.store.records import Token
 from provider.api.wire import Failure
 
-ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 UNITS = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
 
 
@@ -47,8 +46,7 @@ class _Settled(Response):
 def _foreseen_tokens(body: Mapping[str, Any]) -> int:
     """Of the prompt, by its bytes, and of the longest answer that the client has asked for, if it has said so."""
     prompt = tokens(prompts_of(body), Ratio()).likely
-    told = next((body[name] for name in ANSWER_LIMITS if isinstance(body.get(name), int)), 0)
-    return prompt + min(max(0, told), 2**31)
+    return prompt + min(most_tokens(body) or 0, 2**31)
 
 
 def _rate_limited(exceeded: Exceeded) -> Failure:
