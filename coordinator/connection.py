@@ -46,19 +46,19 @@ class Connection:
         except ProtocolViolation as violation:
             self.complain(str(violation))
             return None
-        self.metrics.frames.labels(message.type).inc()
+        self.metrics.frames(message.type).inc()
         return message
 
     def _note_unknown(self, unknown: UnknownType) -> None:
         """A newer provider may say such things all day: the log has the first of them."""
-        self.metrics.frames.labels("unknown").inc()
+        self.metrics.frames("unknown").inc()
         self.unknown += 1
         if self.unknown <= UNKNOWN_LOGGED:
             log.warning("frame_type_unknown", provider=self.provider_id, type=str(unknown)[:80])
 
     def complain(self, message: str) -> None:
         """Raises Malformed the last time."""
-        self.metrics.frames.labels("malformed").inc()
+        self.metrics.frames("malformed").inc()
         log.warning("frame_malformed", provider=self.provider_id, reason=message[:200])
         self.malformed += 1
         self.link.send(ProtocolErrorMessage(message=message[:500]))

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, assert_never
@@ -11,6 +11,7 @@ from typing import Any, Protocol, assert_never
 from coordinator import log, refusals
 from coordinator.admission import Admission
 from coordinator.affinity import Affinities, conversation_of
+from coordinator.alarm import alarm
 from coordinator.breaker import Breaker, BreakerStates
 from coordinator.config import MOST_WAITING, Timings
 from coordinator.decisions import Decisions
@@ -212,45 +213,44 @@ class Dispatcher:
 
     async def _relay(self, inbox: Inbox, job: Job, client: Client, progress: Progress) -> Done | Failure:
         patience = Patience(self._timings, self._clock)
-        while True:
-            try:
-                async with asyncio.timeout(patience.left_s):
+        writing = False
+        try:
+            async with alarm() as limit:
+                while True:
+                    limit.within(patience.left_s)
                     frame = await inbox.take()
-            except TimeoutError:
-                return patience.failure()
-            patience.heard(frame)
-            if patience.over:
-                return patience.failure()
-            match frame:
-                case InferenceAccepted():
-                    pass
-                case InferenceChunk() | InferenceNotice():
-                    if not await self._pass_on(frame, job, client, progress):
-                        return broken(Broken.SLOW_CLIENT)
-                case InferenceComplete():
-                    return _done(frame, job, progress)
-                case InferenceError():
-                    self._note_refusal(job, frame, progress)
-                    return failed(frame)
-                case Broken():
-                    return broken(frame)
-                case _:
-                    assert_never(frame)
+                    patience.heard(frame)
+                    if patience.over:
+                        return patience.failure()
+                    match frame:
+                        case InferenceChunk() | InferenceNotice():
+                            limit.within(STALLED_CLIENT_S)
+                            writing = True
+                            await self._pass_on(frame, job, client, progress)
+                            writing = False
+                        case InferenceAccepted():
+                            pass
+                        case InferenceComplete():
+                            return _done(frame, job, progress)
+                        case InferenceError():
+                            self._note_refusal(job, frame, progress)
+                            return failed(frame)
+                        case Broken():
+                            return broken(frame)
+                        case _:
+                            assert_never(frame)
+        except TimeoutError:
+            return broken(Broken.SLOW_CLIENT) if writing else patience.failure()
 
     async def _pass_on(
         self, frame: InferenceChunk | InferenceNotice, job: Job, client: Client, progress: Progress
-    ) -> bool:
-        """False when the client does not read."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STALLED_CLIENT_S):
-                if isinstance(frame, InferenceNotice):
-                    await client.notice(frame.kind)
-                elif job.stream:
-                    self._count_chunk(job, progress)
-                    progress.delivered(frame)
-                    await client.chunk(frame.data)
-            return True
-        return False
+    ) -> None:
+        if isinstance(frame, InferenceNotice):
+            await client.notice(frame.kind)
+        elif job.stream:
+            self._count_chunk(job, progress)
+            progress.delivered(frame)
+            await client.chunk(frame.data)
 
     def _count_chunk(self, job: Job, progress: Progress) -> None:
         self._metrics.chunks.inc()

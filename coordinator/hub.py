@@ -284,6 +284,8 @@ class Hub:
             return
         view = self._views[connection.provider_id]
         match message:
+            case InferenceChunk() | InferenceNotice() | InferenceComplete() | InferenceError():
+                self._deliver(connection, message, len(frame))
             case Heartbeat():
                 beaten = self._views[view.provider_id] = mirror.eased(fleet.beaten(view, message, self._clock()))
                 self.orders.beaten(view.provider_id, beaten.slots)
@@ -291,8 +293,6 @@ class Hub:
                 self._views[view.provider_id] = mirror.eased(fleet.models_replaced(view, message))
             case InferenceAccepted():
                 self._views[view.provider_id] = fleet.accepted(view, message.request_id)
-                self._deliver(connection, message, len(frame))
-            case InferenceChunk() | InferenceNotice() | InferenceComplete() | InferenceError():
                 self._deliver(connection, message, len(frame))
             case PrefetchStatus() | LoadModelStatus():
                 self._note_progress(view, message)

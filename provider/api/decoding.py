@@ -1,8 +1,6 @@
 """Reads what a client has sent; standard library only, for both servers."""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from provider.api.wire import Failure, invalid_request
 
@@ -19,14 +17,18 @@ def too_complex(body: bytes) -> Failure | None:
     return invalid_request(message, code="body_too_complex")
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
+class uncollected:
     """While millions of small objects are made, the collector looks through all of them over and over: a body of ten
-    megabytes takes five seconds with it and half a second without. None of them can be garbage yet."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
+    megabytes takes five seconds with it and half a second without. None of them can be garbage yet.
+
+    A class, for a generator costs each frame a microsecond more."""
+
+    __slots__ = ("_was_enabled",)
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self._was_enabled:
             gc.enable()

@@ -27,6 +27,10 @@ ANTHROPIC_TYPES = {
 """https://docs.anthropic.com/en/api/errors; 503 is what that API answers with 529."""
 
 
+_PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ESCAPED = json.JSONEncoder(separators=(",", ":"))
+
+
 class Events(Protocol):
     """The writer of one stream: every chunk goes through it, in order."""
 
@@ -150,6 +154,6 @@ def named_event(data: Mapping[str, Any]) -> bytes:
 def encoded(data: Mapping[str, Any]) -> bytes:
     """JSON on one line. Half of a surrogate pair has no UTF-8, but JSON can still spell it."""
     try:
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+        return _PLAIN.encode(data).encode()
     except UnicodeEncodeError:
-        return json.dumps(data, separators=(",", ":")).encode()
+        return _ESCAPED.encode(data).encode()
