@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +36,8 @@ from provider.memory.floors import Floor
 
 CONNECT_TIMEOUT_S = 3
 ANSWER_TIMEOUT_S = 5
+_USAGE = tuple(one.name for one in fields(Usage))
+_ADD_USAGE = insert(UsageRow).on_conflict_do_nothing(index_elements=[UsageRow.job_id])
 
 
 def driver_url(url: str) -> str:
@@ -109,10 +111,14 @@ class Store:
         return revoked[0] if revoked else None
 
     async def write(self, records: Sequence[Record]) -> None:
-        """All or none. A usage row whose job is already there changes nothing."""
+        """All or none; those of a kind in their order. A usage row whose job is already there changes nothing."""
+        usage = [record for record in records if isinstance(record, Usage)]
         async with self._transaction() as connection:
+            if usage:
+                await _add_usage(connection, usage)
             for record in records:
-                await _write(connection, record)
+                if not isinstance(record, Usage):
+                    await _note(connection, record)
 
     async def memory_tables(self) -> MemoryTables:
         async with self._transaction() as connection:
@@ -217,11 +223,13 @@ async def _revoke(connection: AsyncConnection, which: ColumnElement[bool], now: 
     return [_token(row) for row in rows.mappings()]
 
 
-async def _write(connection: AsyncConnection, record: Record) -> None:
+async def _add_usage(connection: AsyncConnection, usage: Sequence[Usage]) -> None:
+    """There is one with every request: so all of them are one statement, which is compiled once."""
+    await connection.execute(_ADD_USAGE, [_storable({name: getattr(one, name) for name in _USAGE}) for one in usage])
+
+
+async def _note(connection: AsyncConnection, record: Sighting | Touch) -> None:
     match record:
-        case Usage():
-            statement = insert(UsageRow).values(**_storable(asdict(record)))
-            await connection.execute(statement.on_conflict_do_nothing(index_elements=[UsageRow.job_id]))
         case Sighting():
             await _see(connection, record)
         case Touch():
