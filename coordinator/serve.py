@@ -15,6 +15,7 @@ from coordinator.app import create_app, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
+from provider import collector
 from provider.protocol import MAX_FRAME_BYTES, PING_S
 
 LAST_ANSWERS_S = 5
@@ -62,6 +63,7 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
     try:
         async with open_services(settings) as services:
             opened(app, services)
+            collector.freeze()
             log.event("ready", url=_url(listener, settings), pid=os.getpid())
             await _either(stop.asked, serving)
             await _drain(services, stop)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from provider import options
+from provider import collector, options
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, read_config
 from provider.errors import ConfigError
@@ -110,6 +110,7 @@ async def _serve(config: ProviderConfig, sock: socket.socket, parent_fd: int | N
         if await lifetime.until_ending(residency.start()):
             host, port = sock.getsockname()[:2]
             address = f"[{host}]" if ":" in host else host
+            collector.freeze()
             log.info("serving models=%s url=http://%s:%d/v1", ",".join(config.models), address, port)
             await lifetime.ending.wait()
         log.info("draining open=%d", sum(slot.open for slot in residency.slots))

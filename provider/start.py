@@ -22,7 +22,7 @@ import psutil
 import typer
 import uvloop
 
-from provider import options, state
+from provider import collector, options, state
 from provider.api.surface import Surface
 from provider.cli import log_to_stderr
 from provider.config import ProviderConfig, data_directory, make_data_directory, read_config
@@ -163,7 +163,7 @@ def _exactness(told: Mapping[str, Any] | None) -> str:
         return "unknown"
     match told["state"]:
         case "on":
-            return f"on, in lanes of {told['lane_rows']} rows"
+            return f"on, in lanes of {told['lane_rows']} rows ({told['lane_rows_from']})"
         case state:
             return f"{state}{'' if told['reason'] is None else ': ' + told['reason']}"
 
@@ -182,6 +182,7 @@ async def _serve(config: ProviderConfig, token: str, trusted: ssl.SSLContext | N
     keeping = asyncio.create_task(_keep_state(config.data_dir, identity, residency, links))
     try:
         if await lifetime.until_ending(residency.start()):
+            collector.freeze()
             dialling = asyncio.create_task(_dial(links))
             if await lifetime.until_ending(_until_told_to_drain(dialling, lifetime)):
                 await lifetime.until_ending(finish(residency, links))

@@ -19,6 +19,7 @@ from threading import Thread
 import msgspec
 import psutil
 
+from provider import collector
 from provider.api import wire
 from provider.backends.base import Backend, BackendFacts
 from provider.backends.sim import BLOCK_TOKENS, SimBackend
@@ -87,7 +88,8 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     tokenizer = ModelTokenizer(directory)
     head = choose_head(directory, spec.drafts)
     backend, drafts = _create_backend(spec, clock or WallClock(), head, tokenizer)
-    exact = attach_exact(backend, directory, spec.exact)
+    lanes_in = None if spec.lanes_directory is None else Path(spec.lanes_directory)
+    exact = attach_exact(backend, directory, spec.exact, lanes_in)
     engine = engine_around(spec, backend, tokenizer.decode, clock)
     return engine, loaded_of(engine, drafts, exact, time.monotonic() - started)
 
@@ -277,6 +279,7 @@ def serve(sock: socket.socket) -> None:
     except Exception as error:
         send(LoadFailed(f"{spec.directory} cannot be loaded: {type(error).__name__}: {error}", False))
         raise
+    collector.freeze()
     send(loaded)
     _loop(engine, inbox, send)
 

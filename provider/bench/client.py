@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 import httpx
 
+from provider import collector
 from provider.bench.load import ClosedLoop, Load, OpenLoop, Planned
 from provider.bench.prompts import PromptStyle, TokenIds, Words, words
 from provider.bench.report import Answer, Outcome, Unanswered
@@ -95,6 +96,7 @@ async def run_load(
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Outcome]:
     """The outcome of every request, in the order of the load."""
+    collector.freeze()  # a client's pauses are not the server's
     outcomes: dict[int, Outcome] = {}
 
     async def ask(planned: Planned) -> None:

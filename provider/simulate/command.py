@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from provider import options
+from provider import collector, options
 from provider.cli import log_to_stderr
 from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
@@ -55,6 +55,7 @@ def simulate(
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan(name, coordinator, token, model or [BUNDLED_MODEL_ID], max_concurrent, Path(scratch))
         say: Callable[[Totals], None] = _ignore if as_json else _say
+        collector.freeze()
         totals = uvloop.run(_run(SimulatedFleet(kinds, plan), seconds, exit_when_closed, say))
     typer.echo(json.dumps(asdict(totals)) if as_json else f"ended: {_told(totals)}")
 
