@@ -5,7 +5,8 @@ the clients share the others. CPU times are the coordinator process's own, Postg
 
 idle     providers that do nothing but beat
 relay    streams of a fixed pace: CPU per chunk, every token counted, and whether chunks come ever later
-first    a rate of requests, to one provider directly and through the coordinator: what that adds to the first token
+first    a rate of requests, to a server whose answers are ready and through the coordinator to providers that need
+         no time: what the coordinator, and those providers with it, add to the first token
 """
 
 import asyncio
@@ -24,11 +25,10 @@ from typing import Annotated, Any, Literal
 import psutil
 import typer
 
-from provider.backends.sim_timing import DEVICE_VARIABLE, DEVICES
 from provider.bench import client
 from provider.bench.client import BenchError, Target
 from provider.bench.load import Arrivals, ClosedLoop, Fixed, OpenLoop, plan_load
-from provider.bench.local_server import local_server
+from provider.bench.local_server import ready_server
 from provider.bench.own_fleet import Coordinator, own_coordinator, own_fleet
 from provider.bench.prompts import TokenIds
 from provider.bench.report import Answer, Outcome
@@ -161,12 +161,10 @@ def _lateness(answers: Sequence[Answer]) -> float:
 
 def _first(rate: float, requests: int) -> First:
     arrivals = OpenLoop(rate)
-    with tempfile.TemporaryDirectory() as scratch:
-        serving = ("--model", BUNDLED_MODEL_ID, "--backend", "sim", "--max-concurrent", "32")
-        with local_server(serving, {**os.environ, DEVICE_VARIABLE: DEVICES["instant"].name}, Path(scratch)) as url:
+    with _coordinator() as one, own_fleet(one, 8, "instant"):
+        with ready_server(one.scratch) as url:
             asyncio.run(_ask(url, None, arrivals, 100, 4))
             direct = _first_tokens_ms(asyncio.run(_ask(url, None, arrivals, requests, 4)))
-    with _coordinator() as one, own_fleet(one, 8, "instant"):
         asyncio.run(_ask(one.url, one.api_key, arrivals, 100, 4))
         began_cpu_s = one.cpu_s()
         outcomes = asyncio.run(_ask(one.url, one.api_key, arrivals, requests, 4))

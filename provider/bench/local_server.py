@@ -1,6 +1,7 @@
 """A `darkbloom-py local` of this installation, for as long as it is measured."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import time
@@ -24,6 +25,16 @@ def local_server(arguments: Sequence[str], environment: Mapping[str, str], scrat
     port, log = free_port(), scratch / "local.log"
     told = ("local", *arguments, "--port", str(port), "--data-dir", str(scratch))
     with own_process(told, environment, log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url, process, log)
+        yield url
+
+
+@contextlib.contextmanager
+def ready_server(scratch: Path) -> Iterator[str]:
+    """The URL of a server that need not compute (provider.bench.ready). As `local_server`."""
+    port, log = free_port(), scratch / "ready.log"
+    with own_process(("--port", str(port)), os.environ, log, "provider.bench.ready") as process:
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url, process, log)
         yield url

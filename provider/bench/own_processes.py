@@ -12,11 +12,12 @@ STOP_S = 30.0
 
 @contextlib.contextmanager
 def own_process(
-    arguments: Sequence[str], environment: Mapping[str, str], log: Path
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, module: str = "provider.cli"
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """`darkbloom-py ARGUMENTS`. It ends with this block, or with this process however that ends."""
+    """`darkbloom-py ARGUMENTS`, or another module that takes --exit-when-closed. It ends with this block, or with this
+    process however that ends."""
     reading, writing = os.pipe()  # closed when this process is gone
-    command = (sys.executable, "-m", "provider.cli", *arguments, "--exit-when-closed", str(reading))
+    command = (sys.executable, "-m", module, *arguments, "--exit-when-closed", str(reading))
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
