@@ -18,6 +18,7 @@ from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.simulate.fleet import Plan, SimulatedFleet, Totals
 from provider.simulate.machines import MACHINES, machines
+from provider.tls import authorities
 
 app = typer.Typer(help="Simulate a fleet.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -34,6 +35,7 @@ def simulate(
     providers: Annotated[int, typer.Option(help="How many.", min=1)],
     coordinator: Annotated[list[str], typer.Option(help="ws://HOST:PORT/ws/provider. May be repeated.")],
     token: Annotated[str, typer.Option(help="A provider token.", envvar=options.TOKEN_VARIABLE)],
+    coordinator_ca: options.CoordinatorCa = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Each provider's models; only their facts are read.", metavar="PATH_OR_ID")
     ] = None,
@@ -50,10 +52,13 @@ def simulate(
     machines they stand for."""
     log_to_stderr()
     logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
+    logging.getLogger("provider.slot").setLevel(logging.ERROR)  # and that it does not draft
     kinds = machines(machine or ["m3-max"], providers)
     options.check_coordinators(coordinator)
+    trusted = authorities(coordinator_ca)
     with tempfile.TemporaryDirectory() as scratch:
-        plan = Plan(name, coordinator, token, model or [BUNDLED_MODEL_ID], max_concurrent, Path(scratch))
+        models = model or [BUNDLED_MODEL_ID]
+        plan = Plan(name, coordinator, token, models, max_concurrent, Path(scratch), trusted)
         say: Callable[[Totals], None] = _ignore if as_json else _say
         collector.freeze()
         totals = uvloop.run(_run(SimulatedFleet(kinds, plan), seconds, exit_when_closed, say))
