@@ -1,6 +1,8 @@
 """Everything of mlx-lm that the engine uses: a release that moves it is found here and not on a user's machine."""
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -49,6 +51,31 @@ def model() -> nn.Module:
 def test_this_file_speaks_of_every_name_that_is_imported() -> None:
     found = {(module, name) for path in BACKEND.glob("*.py") for module, name in imports(path) if "mlx_lm" in module}
     assert found == USED
+
+
+LEAN = """
+import sys, provider.backends.mlx.backend
+from mlx_lm import utils
+print([name for name in ("transformers", "huggingface_hub", "torch") if name in sys.modules])
+try:
+    utils.snapshot_download("x")
+except ImportError as error:
+    print(error)
+from huggingface_hub import snapshot_download
+print(callable(snapshot_download))
+"""
+
+
+def test_a_worker_starts_without_mlx_lms_tokenizers_and_downloads() -> None:
+    """Which take longer to import than all the rest; whoever wants them afterwards gets them."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN], capture_output=True, text=True, check=True, cwd=BACKEND.parents[2]
+    )
+    assert done.stdout.splitlines() == [
+        "[]",
+        "snapshot_download was not imported with mlx-lm: import its package before the engine's modules",
+        "True",
+    ]
 
 
 def test_a_kv_cache_grows_in_blocks_and_returns_what_it_holds() -> None:
