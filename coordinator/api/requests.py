@@ -47,7 +47,8 @@ class Requests:
             log.failure("request_failed", error, request_id=request_id)
             if not status:
                 path = scope["path"]
-                await answer(failure_of(error, scope["method"], path), path)(scope, receive, tagged)
+                form = form_path(path, Headers(scope=scope))
+                await answer(failure_of(error, scope["method"], path), form)(scope, receive, tagged)
         finally:
             _note(scope, request_id, status, time.monotonic() - started)
         return None

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from provider.api.access import EVERYBODY, Access, KeyGate, RateGate
 from provider.api.body import json_object
 from provider.api.events import COUNT_TOKENS, MESSAGES, MODELS, RESPONSES, form_path
+from provider.api.last_net import LastNet
 from provider.api.messages_body import CountBody, MessagesBody
 from provider.api.methods import allowed_methods
 from provider.api.model_list import ListedModel, model_list, model_object
@@ -27,7 +28,7 @@ from provider.api.responses_body import ResponsesBody
 from provider.api.settings import ExactConcurrency, add_settings
 from provider.api.stream import AnswerResponse, NoticeMode, failure_response, notice_mode
 from provider.api.surface import Surface
-from provider.api.wire import Failure, internal_error
+from provider.api.wire import Failure
 from provider.errors import RequestFailed
 from provider.generation import ServedModel, Serving
 
@@ -89,6 +90,7 @@ def _add_gates(app: FastAPI, access: Access, random: Random) -> None:
         app.add_middleware(RateGate, requests_per_minute=access.requests_per_minute, keyed=bool(access.keys))
     if access.keys:
         app.add_middleware(KeyGate, keys=access.keys)
+    app.add_middleware(LastNet)
     if access.origins:
         # A browser asks without a key whether it may ask, and reads refusals only where they allow it to.
         app.add_middleware(
@@ -165,10 +167,6 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def left(_: Request, __: Exception) -> Response:
         return Response(status_code=400)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, _: Exception) -> Response:
-        return failure_response(internal_error("The server failed at this request."), _form(request))
 
 
 def _form(request: Request) -> str:

@@ -33,6 +33,7 @@ class RequestIds:
             return
         headers = Headers(scope=scope)
         request_id = self._request_id(headers.get(REQUEST_ID_HEADER, ""))
+        scope.setdefault("state", {})["request_id"] = request_id
         started_s = self._clock()
         status = 0
 

@@ -54,6 +54,9 @@ async def breaks_midway(request: GenerationRequest) -> AsyncGenerator[Event]:
     raise RequestFailed(internal_error("The worker has died.", "worker_died"))
 
 
+GENERATING = ("/v1/chat/completions", "/v1/messages")
+
+
 def event_lines(response: httpx.Response) -> list[str]:
     return [line for line in response.text.split("\n\n") if line]
 
@@ -216,6 +219,38 @@ def test_an_unforeseen_error_is_a_500_that_tells_nothing() -> None:
     assert response.status_code == 500
     assert "secret" not in response.text
     assert response.json()["error"]["type"] == "internal_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "anthropic"),
+    [
+        ("/v1/chat/completions", False),
+        ("/v1/messages", True),
+        ("/v1/models", False),
+        ("/v1/models", True),
+        ("/props", False),
+    ],
+)
+def test_what_no_route_foresaw_is_an_answer_like_any_other(path: str, anthropic: bool) -> None:
+    def fails(*_: object) -> Any:
+        raise ZeroDivisionError("secret")
+
+    with running(says("Hi."), access=Access(origins=("*",))) as server, httpx.Client(base_url=server.url) as client:
+        server.serving.model = server.serving.models = server.status.props = fails  # type: ignore[method-assign]
+        headers = {"X-Request-ID": "mine-1", "Origin": "https://a.page"}
+        headers |= {"anthropic-version": "2023-06-01"} if path == "/v1/models" and anthropic else {}
+        connections = set()
+        for _ in range(2):
+            response = client.request("POST" if path in GENERATING else "GET", path, json=CHAT, headers=headers)
+            assert (response.status_code, response.headers["x-request-id"]) == (500, "mine-1")
+            assert response.headers.get("request-id") == ("mine-1" if anthropic else None)
+            assert response.headers["access-control-allow-origin"] == "*"
+            body = response.json()
+            assert (body.get("type"), body["error"]["code"]) == ("error" if anthropic else None, "internal_error")
+            assert body["error"]["type"] == ("api_error" if anthropic else "internal_error")
+            assert "secret" not in response.text
+            connections.add(response.extensions["network_stream"].get_extra_info("client_addr"))
+        assert len(connections) == 1, "the connection goes on"
 
 
 # Clients that leave
