@@ -31,9 +31,12 @@ class ExactSetting:
         """What the next load is told."""
         return self._told if self.overridden_by is not None or self.stored is None else self.stored
 
-    def store(self, mode: Mode) -> None:
-        """Raises OSError, with the setting as it was."""
-        write_atomically(self._path, json.dumps({KEY: mode}))
+    def store(self, mode: Mode | None) -> None:
+        """None: nothing any more. Raises OSError, with the setting as it was."""
+        if mode is None:
+            self._path.unlink(missing_ok=True)
+        else:
+            write_atomically(self._path, json.dumps({KEY: mode}))
         self.stored = mode
 
 

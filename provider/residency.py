@@ -198,8 +198,9 @@ class Residency:
         for id in sorted(gone):
             self._background.spawn(self._leave(self.occupancy.models[id]))
 
-    def want_exact(self, mode: ExactMode) -> None:
-        """From the next load on, where nothing overrides it; what was refused may be tried again. Raises OSError."""
+    def want_exact(self, mode: ExactMode | None) -> None:
+        """From the next load on, where nothing overrides it (None: nothing is stored any more); what was refused may be
+        tried again. Raises OSError."""
         self.exact.store(mode)
         for model in self.occupancy.models.values():
             model.exact_refusal = None

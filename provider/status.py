@@ -48,7 +48,7 @@ class Status:
     def exact_concurrency(self) -> dict[str, Any]:
         return settings_object(self._residency.served, self._residency.exact)
 
-    def want_exact_concurrency(self, mode: ExactMode) -> None:
+    def want_exact_concurrency(self, mode: ExactMode | None) -> None:
         """Raises RequestFailed."""
         try:
             self._residency.want_exact(mode)

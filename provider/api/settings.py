@@ -12,7 +12,9 @@ from provider.exact.policy import Mode
 
 EXACT = "/v1/settings/exact-concurrency"
 MODES: tuple[Mode, ...] = get_args(Mode)
-SHAPE = {"type": "object", "properties": {"mode": {"type": "string", "enum": [*MODES]}}, "required": ["mode"]}
+ACCEPTED = f"one of {', '.join(MODES)}, or null to clear what is stored"
+MODE = {"type": ["string", "null"], "enum": [*MODES, None]}
+SHAPE = {"type": "object", "properties": {"mode": MODE}, "required": ["mode"]}
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": SHAPE}}}}
 
 
@@ -23,8 +25,8 @@ class ExactConcurrency(Protocol):
         """What is stored, what the next load is told and by whom, and what is so now."""
         ...
 
-    def want_exact_concurrency(self, mode: Mode) -> None:
-        """Stored; from the next load on. Raises RequestFailed."""
+    def want_exact_concurrency(self, mode: Mode | None) -> None:
+        """Stored, or with None cleared; from the next load on. Raises RequestFailed."""
         ...
 
 
@@ -39,12 +41,14 @@ def add_settings(app: FastAPI, exact: ExactConcurrency) -> None:
         return exact.exact_concurrency()
 
 
-def mode_in(body: dict[str, Any]) -> Mode:
-    """Raises RequestFailed."""
+def mode_in(body: dict[str, Any]) -> Mode | None:
+    """None: what is stored is to be cleared. Raises RequestFailed."""
     if "mode" not in body:
-        message = f"mode is missing: say one of {', '.join(MODES)}."
+        message = f"mode is missing: say {ACCEPTED}."
         raise RequestFailed(invalid_request(message, "mode", "missing_required_parameter"))
+    if body["mode"] is None:
+        return None
     for mode in MODES:
         if body["mode"] == mode:
             return mode
-    raise RequestFailed(invalid_request(f"mode {body['mode']!r} is not one of {', '.join(MODES)}.", "mode"))
+    raise RequestFailed(invalid_request(f"mode: must be {ACCEPTED}.", "mode"))

@@ -14,6 +14,7 @@ from provider.api.app import create_app
 from provider.config import read_config
 from provider.exact_setting import ExactSetting
 from provider.local import create_residency
+from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.status import Status
 from tests.integration.client import CHAT, MODEL, counting
 from tests.integration.processes import run
@@ -88,6 +89,8 @@ def test_it_is_stored_and_counts_from_the_next_load_on(tmp_path: Path) -> None:
                             await client.put(SETTING, json={"mode": "on"}, headers={"Authorization": ""})):  # fmt: skip
                 assert keyless.status_code == 401
             assert (await setting(client))["mode"] == "auto"
+            cleared = await client.put(SETTING, json={"mode": None})
+            assert (cleared.status_code, cleared.json()["mode"], cleared.json()["wanted"]) == (200, None, "off")
 
     play(act)
 
@@ -133,7 +136,7 @@ def test_a_server_that_was_told_to_be_exact_and_cannot_does_not_start(tmp_path: 
     done = run(tmp_path / "log", *command)
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
-    assert said.startswith("error: ")
-    assert "exact mode is on, and cannot be guaranteed" in said
+    begin = f"error: {BUNDLED_MODEL_DIR}: exact mode is on, and cannot be guaranteed: "
+    assert said.startswith(begin), "docs/exact.md quotes it"
     assert "exact off" in said
     assert "Traceback" not in done.stderr

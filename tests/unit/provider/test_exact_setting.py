@@ -63,7 +63,6 @@ def test_what_cannot_be_stored_changes_nothing(tmp_path: Path) -> None:
         ({}, "missing_required_parameter"),
         ({"mode": "yes"}, "invalid_value"),
         ({"mode": "ON"}, "invalid_value"),
-        ({"mode": None}, "invalid_value"),
         ({"mode": True}, "invalid_value"),
         ({"mode": ["on"]}, "invalid_value"),
     ],
@@ -78,3 +77,13 @@ def test_a_wrong_mode_is_refused_with_those_that_are_accepted(body: dict[str, An
 
 def test_an_accepted_mode_is_taken() -> None:
     assert [mode_in({"mode": mode, "more": 1}) for mode in ("off", "auto", "on")] == ["off", "auto", "on"]
+
+
+def test_null_takes_back_what_was_stored(tmp_path: Path) -> None:
+    assert mode_in({"mode": None}) is None
+    setting = ExactSetting(config(tmp_path))
+    for _ in range(2):  # there may be nothing to take back
+        setting.store("on")
+        setting.store(None)
+        setting.store(None)
+        assert (setting.stored, setting.wanted, ExactSetting(config(tmp_path)).wanted) == (None, "off", "off")
