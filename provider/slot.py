@@ -72,6 +72,7 @@ class Stream:
     begun: bool = False
     entries: int = 0
     held: bool = False
+    told_tokens: int = 0
     keepalive_at: float | None = None
     """While it is parked: when its client is to hear that it still is, whatever the queue holds meanwhile."""
 
@@ -420,9 +421,12 @@ class ModelSlot:
         stream.begun = True
         match event:
             case Delta():
+                stream.told_tokens += len(event.token_ids)
                 self.totals.tokens += len(event.token_ids)
             case Finished():
                 self._watch_drafts(event)
+                # The token that ends an answer is generated, and part of no delta.
+                self.totals.tokens += event.completion_tokens - stream.told_tokens
                 self.totals.prompt_tokens += event.prompt_tokens
                 self._close(event.request_id)
             case Failed():
