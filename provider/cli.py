@@ -30,7 +30,7 @@ COMMANDS = {
     "provider": Entry("provider.start", "app", "Join this machine to a fleet."),
     "coordinator": Entry("coordinator.cli", "app", "Run a fleet's endpoint, and manage its tokens."),
     "fleet": Entry("provider.simulate.command", "app", "Simulate a fleet, for load tests and for planning."),
-    "models": Entry("provider.models.commands", "app", "What is on disk, and what a checkpoint is."),
+    "models": Entry("provider.models.commands", "app", "What is on disk, what a checkpoint is, and fetching one."),
     "doctor": Entry("provider.doctor", "doctor", "Diagnose this machine."),
     "bench": Entry("provider.bench.cli", "app", "Measure a server."),
 }

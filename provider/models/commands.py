@@ -1,4 +1,4 @@
-"""`darkbloom-py models`: what is on disk, and what a checkpoint is."""
+"""`darkbloom-py models`: what is on disk, what a checkpoint is, and fetching one."""
 
 import json
 import os
@@ -14,15 +14,16 @@ from provider.errors import ModelError
 from provider.memory.caps import GIB
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.footprint import read_footprint
+from provider.models.hub import download
 from provider.models.hub_cache import cache_directory, cached_models
 from provider.models.inspection import Inspection, inspect_model
-from provider.models.resolve import ResolvedModel, find_model
+from provider.models.resolve import ResolvedModel, find_model, resolve_model
 from provider.mtp.head import ExternalHead, InlineHead
 from provider.mtp.policy import Off, is_killed
 from provider.mtp.probe import Probe, probe
 from provider.mtp.verdict import Verdict, judge
 
-app = typer.Typer(help="What is on disk, and what a checkpoint is.", no_args_is_help=True)
+app = typer.Typer(help="What is on disk, what a checkpoint is, and fetching one.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -50,6 +51,29 @@ def inspect(path: Annotated[str, typer.Argument(metavar="PATH_OR_ID")], as_json:
         _print_facts(facts)
     if facts["problems"]:
         raise typer.Exit(1)
+
+
+@app.command("pull")
+def pull(model_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Download a model of the Hugging Face hub, unless all of it is here. Prints its directory. Exit 1 when it cannot
+    be had, or is broken."""
+    model = resolve_model(model_id, fetch=_fetch)
+    facts = describe(model)
+    for said in (facts["reason"], *facts["problems"]):
+        if said:
+            typer.echo(f"{model.id} cannot be served: {said}", err=True)
+    typer.echo(model.directory)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def _fetch(model_id: str) -> Path:
+    """With a bar for each file on a terminal (the hub's own), and these lines anywhere."""
+    typer.echo(f"downloading {model_id}", err=True)
+    directory = download(model_id)
+    size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    typer.echo(f"downloaded {model_id}: {readable_bytes(size)}", err=True)
+    return directory
 
 
 def models_on_disk(env: Mapping[str, str]) -> Iterator[ResolvedModel]:

@@ -1,5 +1,6 @@
 """Downloads a model from the Hugging Face hub; every way that can fail is one error saying what to do."""
 
+import sys
 from pathlib import Path
 
 from provider.errors import ModelNotFound
@@ -20,9 +21,12 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def download(model_id: str) -> Path:
-    """The directory of the downloaded snapshot. Raises ModelNotFound."""
+    """The directory of the downloaded snapshot; on a terminal with a bar for each file. Raises ModelNotFound."""
     from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         HfApi().model_info(model_id, timeout=ANSWER_TIMEOUT_S)
         return Path(snapshot_download(model_id, allow_patterns=PATTERNS, etag_timeout=ANSWER_TIMEOUT_S))

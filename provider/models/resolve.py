@@ -46,7 +46,7 @@ def find_model(path_or_id: str, env: Mapping[str, str] = os.environ) -> Resolved
         return named
     cached = cached_model(cache_directory(env), path_or_id)
     if cached is None:
-        raise ModelNotFound(f"{path_or_id} is not on this machine: serve it once to download it.")
+        raise ModelNotFound(f"{path_or_id} is not on this machine: `darkbloom-py models pull` fetches it.")
     return ResolvedModel(cached.id, cached.directory)
 
 
