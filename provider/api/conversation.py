@@ -4,11 +4,11 @@ Templates differ in what they bear; this is what all of them read: every content
 object, one system message at the front.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from provider.api.parameter_types import TOO_DEEP, is_deep, loads
 from provider.api.wire import invalid_request
 from provider.errors import RequestFailed
 
@@ -61,13 +61,15 @@ def arguments_of(arguments: Json, place: str) -> dict[str, Json]:
     """Templates iterate over an object; OpenAI's APIs send it as a JSON string. Raises RequestFailed."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            refuse(f"{place}: not valid JSON.", place)
+            arguments = loads(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            refuse(f"{place}: not valid JSON: {error}.", place)
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
         refuse(f"{place}: must be a JSON object.", place)
+    if is_deep(arguments):
+        refuse(f"{place}: {TOO_DEEP}.", place)
     return arguments
 
 

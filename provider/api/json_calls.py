@@ -4,7 +4,7 @@ import re
 from enum import Enum, auto
 
 from provider.api.json_text import JsonText
-from provider.api.parameter_types import json_text, loads, parsed
+from provider.api.parameter_types import NULLS, is_json, json_text, loads, parsed
 from provider.api.tool_calls import CALL_CLOSE, Told, Verdict, begins
 
 _MEMBER = re.compile(r'\s*"((?:[^"\\]|\\.){0,256})"\s*:\s*(?=\S)')
@@ -128,7 +128,7 @@ class JsonCalls:
         elif self._member == "name" and self._name is None:
             return self._take_name(loads("".join(self._said)))
         elif self._member == "arguments" and not self._begun:
-            return self._take_arguments(loads("".join(self._said)))
+            return self._take_arguments("".join(self._said))
         return True
 
     def _take_name(self, name: object) -> bool:
@@ -139,12 +139,14 @@ class JsonCalls:
             self._begin_whole(name, self._early)
         return True
 
-    def _take_arguments(self, arguments: object) -> bool:
+    def _take_arguments(self, said: str) -> bool:
         """Some models write the object as a string."""
-        read = parsed(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(read, dict | None):
+        arguments = _object_in(loads(said).strip()) if said.startswith('"') else said
+        if arguments == "null":
+            arguments = "{}"
+        if not arguments.startswith("{"):
             return self._lose()
-        self._early = json_text(read or {})
+        self._early = arguments
         if self._name is not None:
             self._begin_whole(self._name, self._early)
         return True
@@ -211,3 +213,14 @@ class JsonCalls:
         self._text = self._text[end + len(CALL_CLOSE) :]
         self._verdict = Verdict.ENDED
         return True
+
+
+def _object_in(text: str) -> str:
+    """The JSON of the object that a string holds; of what cannot be read, as much as can. Else what is no object."""
+    if not text or text in NULLS:
+        return "{}"
+    value = parsed(text)
+    if isinstance(value, dict) and not is_json(text):
+        return json_text(value)
+    written = JsonText()
+    return written.push(text) + written.close() if text.startswith("{") else text

@@ -1,27 +1,31 @@
 """One JSON value, read as a model writes it and told again as valid JSON. Pure.
 
 What is told never has to be taken back, so what models get wrong is mended as it comes: line breaks and quotes
-that should have been escaped, escapes that do not exist, a comma too many, Python's names of constants, words
-without quotes.
+that should have been escaped, escapes that do not exist, halves of surrogate pairs, a comma too many, Python's names of
+constants, words without quotes. A number is told digit for digit. What readers of JSON cannot be relied on to take is
+told as a string of its own text: numbers that are too long or infinite, and what is nested too deeply.
 """
 
-import json
 import re
 from enum import Enum, auto
 
-from provider.api.parameter_types import json_text, loads
+from provider.api.parameter_types import MAX_DEPTH, MAX_NUMBER_CHARS, json_text, loads
+from provider.api.told_text import NestedText, WordText, escaped
 
-MAX_DEPTH = 128
-MAX_SCALAR_CHARS = 4096
 PIECE_CHARS = 4096
 """Each step copies what is not read yet."""
-CONSTANTS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null", "-Infinity": "null"}
+CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SCALAR = re.compile(r'[^ \t\r\n,:{}\[\]"]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z")
+LOST = "\\ufffd"
+"""Half a surrogate pair, which no UTF-8 can hold."""
 
 
 class _At(Enum):
@@ -33,6 +37,8 @@ class _At(Enum):
     KEY = auto()
     COLON = auto()
     STRING = auto()
+    TEXT = auto()
+    """In a value that is told as a string of its own text."""
     AFTER = auto()
     DONE = auto()
     BROKEN = auto()
@@ -51,6 +57,7 @@ class JsonText:
         self._key: list[str] = []
         """A name is told with its colon: an unfinished one can be left out."""
         self._told: list[str] = []
+        self._text: NestedText | WordText = WordText()
 
     @property
     def done(self) -> bool:
@@ -87,7 +94,7 @@ class JsonText:
             return ""
         unread = "" if self.broken else self._rest.strip()
         match self._broke_at or self._at:
-            case _At.STRING:
+            case _At.STRING | _At.TEXT:
                 self._told.append('"')
             case _At.VALUE:
                 self._told.append(_constant(unread) if unread else "null")
@@ -106,6 +113,8 @@ class JsonText:
         match self._at:
             case _At.STRING | _At.KEY:
                 return self._string()
+            case _At.TEXT:
+                return self._read_text()
             case _At.VALUE:
                 return self._skip_space() and self._value()
             case _At.COLON:
@@ -125,19 +134,31 @@ class JsonText:
             return self._move(_At.STRING, '"', 1)
         if first in "{[":
             if len(self._open) == MAX_DEPTH:
-                return self._break()
+                return self._open_text(NestedText())
             self._open.append(first)
             return self._move(_At.FIRST, first, 1)
         return self._scalar()
 
     def _scalar(self) -> bool:
         found = _SCALAR.match(self._rest)
-        if found is None or found.end() > MAX_SCALAR_CHARS:
+        if found is None:
             return self._break()
+        if found.end() > MAX_NUMBER_CHARS:
+            return self._open_text(WordText())
         if found.end() == len(self._rest):
             return False
         self._rest = self._rest[found.end() :]
         return self._ended(_constant(found[0]))
+
+    def _open_text(self, text: NestedText | WordText) -> bool:
+        self._text = text
+        return self._move(_At.TEXT, '"', 0)
+
+    def _read_text(self) -> bool:
+        told, rest = self._text.push(self._rest)
+        self._told.append(told)
+        self._rest = rest or ""
+        return rest is not None and self._ended('"')
 
     def _member(self) -> bool:
         first = self._rest[0]
@@ -193,16 +214,28 @@ class JsonText:
             case "\\":
                 return self._escape(told)
             case control:
-                told.append(json.dumps(control)[1:-1])
+                told.append(escaped(control))
                 self._rest = self._rest[1:]
                 return True
 
     def _escape(self, told: list[str]) -> bool:
         if _HALF_ESCAPE.match(self._rest):
             return False
+        if _SURROGATE.match(self._rest):
+            return self._surrogate(told)
         escape = _ESCAPE.match(self._rest)
         told.append("\\\\" if escape is None else escape[0])
         self._rest = self._rest[1 if escape is None else escape.end() :]
+        return True
+
+    def _surrogate(self, told: list[str]) -> bool:
+        if _HALF_PAIR.match(self._rest):
+            return False
+        pair = _PAIR.match(self._rest)
+        escape = _ESCAPE.match(self._rest)
+        assert escape is not None, "half an escape has been waited for"
+        told.append(LOST if pair is None else pair[0])
+        self._rest = self._rest[escape.end() if pair is None else pair.end() :]
         return True
 
     def _quote(self, told: list[str]) -> bool:
@@ -236,7 +269,7 @@ def _space(text: str) -> int:
 
 
 def _constant(text: str) -> str:
-    """A number or a constant; what is neither was meant to be a string."""
+    """A number, digit for digit, or a constant; what is neither was meant to be a string."""
     text = CONSTANTS.get(text, text)
     try:
         loads(text)

@@ -4,6 +4,8 @@ import ast
 import json
 import math
 import warnings
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 Json = Any
@@ -18,6 +20,11 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 NULLS = ("null", "None")
+MAX_DEPTH = 128
+"""Of arguments. Beyond it readers of JSON give up, each at another depth."""
+MAX_NUMBER_CHARS = 4096
+"""Python's own json reads no integer of more than 4300 digits."""
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 
 
 def types_of(name: str, schema: Json) -> set[str]:
@@ -35,34 +42,58 @@ def typed(text: str, types: set[str]) -> Json:
     """The value its types want, or the text as it is where no reading of it fits. A string stays a string."""
     if is_text(types) and not ("null" in types and text.strip() in NULLS):
         return text
-    value = parsed(text.strip())
+    value = parsed(text.strip(), MAX_DEPTH - 1)
     return value if any(_fits(value, name) for name in types) else text
 
 
-def parsed(text: str) -> Json:
+def parsed(text: str, max_depth: int = MAX_DEPTH) -> Json:
     """JSON, else a Python literal, which models write too; else the text itself."""
+    with suppress(ValueError):
+        return loads(text, max_depth)
     try:
-        return loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return loads(json.dumps(_literal(text)))
+        return loads(json.dumps(_literal(text)), max_depth)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text
 
 
-def loads(text: str) -> Json:
-    """Raises ValueError for what is not JSON, infinite numbers among it."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+def loads(text: str, max_depth: int = MAX_DEPTH) -> Json:
+    """Raises ValueError, saying why, for what is not JSON, and for what readers of JSON cannot be relied on to take:
+    infinite numbers, numbers of more than MAX_NUMBER_CHARS, and what is nested deeper than `max_depth`."""
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_short)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if text.count("[") + text.count("{") > max_depth and is_deep(value, max_depth):
+        raise ValueError(TOO_DEEP)
+    return value
+
+
+def is_json(text: str) -> bool:
+    """Whether `loads` reads it."""
+    try:
+        loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_deep(value: Json, max_depth: int = MAX_DEPTH) -> bool:
+    """Whether more lists and objects than that lie within one another."""
+    level = [value]
+    for _ in range(max_depth):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return False
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def json_text(value: Json) -> str:
+    """Half a surrogate pair, which an escape can spell and UTF-8 cannot, becomes U+FFFD."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate, written as an escape, has no other form.
-        return json.dumps(value)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
@@ -74,13 +105,36 @@ def _fits(value: Json, name: str) -> bool:
     return isinstance(value, _JSON_TYPES.get(name, ()))
 
 
+def _children(value: Json) -> Iterable[Json]:
+    match value:
+        case dict():
+            return value.values()
+        case list():
+            return value
+        case _:
+            return ()
+
+
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
 def _finite(text: str) -> float:
+    _check_length(text)
     value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
+    if not math.isfinite(value):
+        raise ValueError("a number in it is beyond what a double can hold")
+    return value
+
+
+def _short(text: str) -> int:
+    _check_length(text)
+    return int(text)
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_NUMBER_CHARS:
+        raise ValueError(f"a number in it has more than {MAX_NUMBER_CHARS} characters")
 
 
 def _literal(text: str) -> Json:

@@ -1,6 +1,7 @@
 """The value of one parameter in the XML form of tool calls, told as JSON while it is written."""
 
-from provider.api.parameter_types import NULLS, is_text, json_text, typed
+from provider.api.json_text import JsonText
+from provider.api.parameter_types import NULLS, is_json, is_text, json_text, typed
 from provider.api.tool_calls import Told
 
 MAX_NULL_CHARS = 1024
@@ -50,7 +51,7 @@ class ToldValue:
         if self._string:
             self._told.argue('"')
         else:
-            self._told.argue(json_text(typed(self._held + "".join(self._parts), self._types)))
+            self._told.argue(_json_of(self._held + "".join(self._parts), self._types))
 
     def _may_be_null(self, text: str) -> bool:
         said = text.strip()
@@ -64,3 +65,12 @@ class ToldValue:
     def _tell(self, text: str) -> None:
         if text:
             self._told.argue(json_text(text)[1:-1])
+
+
+def _json_of(text: str, types: set[str]) -> str:
+    """As it was written where that is JSON of a type that is wanted."""
+    value = typed(text, types)
+    if isinstance(value, str) or not is_json(text.strip()):
+        return json_text(value)
+    written = JsonText()
+    return written.push(text.strip() + " ") + written.close()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provider.api.conversation import arguments_of
 from provider.api.output import CallArguments, CallBegun, Content, OutputParser, Piece
 from tests.soak import examples
 from tests.unit.provider.test_api_output import HELLO, call, in_runs, parse, summary
@@ -197,7 +198,8 @@ FRAGMENTS = st.sampled_from(
             '{"name": "note", "arguments": ',
             "[",
         ),
-        *('{"text": "', '"}', "\\", "\\u00", "é😀", "True", HERMES, HELLO),
+        *('{"text": "', '"}', "\\", "\\u00", "\\ud83d", "\\ude", "é😀", "True", HERMES, HELLO),
+        *("NaN", "1e999", "9" * 4096, "[" * 130, "]" * 120),
     ]
 )
 
@@ -240,4 +242,7 @@ def test_no_split_changes_what_is_told(text: str, cuts: list[int], cut: bool, be
     assert told(split(text, cuts)) == whole
     assert told(in_runs(text, 1)) == whole
     if not cut:
-        assert all(isinstance(json.loads(said), dict) for kind, said in whole if kind is CallArguments)
+        for kind, said in whole:
+            said.encode()
+            if kind is CallArguments:
+                arguments_of(said, "what is told is taken back")

@@ -1,5 +1,6 @@
 """Messages to prompt tokens: normalised, rendered in a sandbox, and without control tokens of the user's."""
 
+import json
 from random import Random
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provider.api.conversation import normalised, turns_of
+from provider.api.parameter_types import MAX_DEPTH, MAX_NUMBER_CHARS
 from provider.api.prompt import ChatPrompt, chat_prompt
 from provider.errors import RequestFailed
 from provider.models.bundled import BUNDLED_MODEL_DIR
@@ -96,9 +98,35 @@ def test_tool_arguments_written_as_json_text_become_an_object() -> None:
         assert "<function=get_weather>\n</function>" in text_of([user("Hi"), assistant_call(nothing)])
 
 
-@pytest.mark.parametrize("arguments", ['{"city": ', "[1]", "3", "[" * 100_000])
-def test_malformed_tool_arguments_name_the_message(arguments: str) -> None:
-    assert "messages[1].tool_calls[0].function.arguments" in refused([user("Hi"), assistant_call(arguments)])
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth > 1 else {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ('{"city": ', "not valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ("3", "must be a JSON object"),
+        ("[" * 100_000, "nested more than"),
+        (json.dumps(nested(MAX_DEPTH + 1)), "nested more than"),
+        (nested(MAX_DEPTH + 1), "nested more than"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": [-Infinity]}', "-Infinity is not JSON"),
+        ('{"a": 1e999}', "beyond what a double can hold"),
+        (f'{{"a": {"9" * 5000}}}', "more than 4096 characters"),
+    ],
+)
+def test_malformed_tool_arguments_name_the_message_and_the_cause(arguments: Any, why: str) -> None:
+    said = refused([user("Hi"), assistant_call(arguments)])
+    assert said.startswith("messages[1].tool_calls[0].function.arguments: ")
+    assert why in said
+    assert len(said) < 200
+
+
+def test_arguments_up_to_the_bounds_are_taken() -> None:
+    for arguments in (f'{{"a": -{"9" * (MAX_NUMBER_CHARS - 1)}}}', nested(MAX_DEPTH), json.dumps(nested(MAX_DEPTH))):
+        assert "<function=get_weather>" in text_of([user("Hi"), assistant_call(arguments)])
 
 
 def test_a_template_that_raises_is_the_requests_fault_with_its_message() -> None:
