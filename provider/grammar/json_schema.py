@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from provider.errors import GrammarError, SchemaRefused
+from provider.grammar.finite import endless
 from provider.grammar.limits import MAX_BLAMED_BYTES, MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
 from provider.grammar.rules import grammar_of
 
@@ -53,6 +54,8 @@ def usable(schema: Json, place: str, check: Check) -> Schema:
         if size_bytes <= MAX_BLAMED_BYTES:
             culprit, reason = _blamed(whole, place, reason, check)
         raise SchemaRefused(culprit, reason) from None
+    if (never := endless(whole, place)) is not None:
+        raise SchemaRefused(never, "no finite value satisfies it: it has to hold another of itself, for ever")
     return {**whole, "x-guidance": STYLE}
 
 
