@@ -26,12 +26,14 @@ class Choice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`name`: that tool, once. `several`: more than one call in an answer; `place`: of the choice in the request."""
+    """`name`: that tool, once. `several`: more than one call in an answer; `place`: of the choice in the request.
+    `allowed`: no tools but these, each with its own place in the request."""
 
     choice: Choice = Choice.AUTO
     name: str | None = None
     several: bool = True
     place: str = "tool_choice"
+    allowed: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,12 @@ def _calls(form: Form, value: Schema | None, markup: Markup, check: Check) -> Ca
             tools = [_tool(tool, markup, check, lenient=False) for tool in _chosen(form)]
             return Calls(tools, markup, choice.several and choice.name is None, talk=False)
         case Choice.AUTO:
-            guided = value is not None or not choice.several or any(tool.strict for tool in form.tools)
+            allowed = _allowed(form)
+            fewer = len(allowed) < len(form.tools)
+            guided = value is not None or fewer or not choice.several or any(tool.strict for tool in allowed)
             if not form.tools or not guided:
                 return None
-            tools = [_tool(tool, markup, check, lenient=not tool.strict) for tool in form.tools]
+            tools = [_tool(tool, markup, check, lenient=not tool.strict) for tool in allowed]
             return Calls(tools, markup, choice.several, talk=value is None)
 
 
@@ -96,11 +100,23 @@ def _chosen(form: Form) -> Sequence[Offered]:
     if not form.tools:
         raise SchemaRefused(choice.place, "a tool has to be called, and `tools` names none")
     if choice.name is None:
-        return form.tools
+        return _allowed(form)
     named = [tool for tool in form.tools if tool.name == choice.name]
     if not named:
         raise SchemaRefused(choice.place, f"there is no tool {choice.name!r} in `tools`")
     return named[:1]
+
+
+def _allowed(form: Form) -> Sequence[Offered]:
+    """Raises SchemaRefused for a tool that is allowed, and is not there."""
+    names = form.choice.allowed
+    if names is None:
+        return form.tools
+    known = {tool.name for tool in form.tools}
+    for name, place in names.items():
+        if name not in known:
+            raise SchemaRefused(place, f"there is no tool {name!r} in `tools`")
+    return [tool for tool in form.tools if tool.name in names]
 
 
 def _tool(tool: Offered, markup: Markup, check: Check, lenient: bool) -> ToolSchema:

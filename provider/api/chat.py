@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: events to `chat.completion` objects."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Sequence
+from typing import assert_never
 
 from provider.api.likelihoods import Likelihoods, Spoken
 from provider.api.output import CallArguments, CallBegun, Content, OutputParser, Piece, Reasoning
@@ -14,16 +14,14 @@ _SAID = {"content", "tool_calls"}
 
 
 class ChatTranslation:
-    """One answer; owner: the answer it belongs to. `thinking` and `tools` as `OutputParser` takes them."""
+    """One answer; owner: the answer it belongs to."""
 
     def __init__(
         self,
         envelope: Envelope,
         tally: Tally,
         choices: int,
-        thinking: bool,
-        tools: Mapping[str, Any],
-        new_call_id: Callable[[], str],
+        new_parser: Callable[[], OutputParser],
         decode: Decode,
         likelihoods: Callable[[], Likelihoods] | None = None,
     ) -> None:
@@ -31,8 +29,7 @@ class ChatTranslation:
         self._envelope = envelope
         self._tally = tally
         self._choices = [
-            _Choice(index, OutputParser(thinking, tools, new_call_id), decode, likelihoods and likelihoods())
-            for index in range(choices)
+            _Choice(index, new_parser(), decode, likelihoods and likelihoods()) for index in range(choices)
         ]
 
     @property

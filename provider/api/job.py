@@ -15,6 +15,7 @@ from provider.api.conversation import turns_of
 from provider.api.encoding import encode_within
 from provider.api.forms import chat_form
 from provider.api.likelihoods import CompletionLikelihoods, Likelihoods
+from provider.api.output import OutputParser
 from provider.api.prompt import ChatPrompt, chat_prompt
 from provider.api.question import Question
 from provider.api.requests import (
@@ -65,17 +66,16 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
     """Raises RequestFailed for what cannot be served."""
     chat = parse(ChatBody, body)
     # The template gets messages and tools as they were sent: the order of their keys reaches the model.
-    tools = (body.get("tools") or []) if chat.tool_choice != "none" else []
-    question = Question(turns_of(body["messages"]), "messages", tools, chat.template_kwargs)
+    uncalled = chat.tool_choice == "none"
+    tools = [] if uncalled else body.get("tools") or []
+    question = Question(turns_of(body["messages"]), "messages", tools, chat.template_kwargs, uncalled)
     prompt = asked(question, origin)
     grammar = grammar_of(chat_form(body, chat), prompt, chat, origin)
     translation = ChatTranslation(
         origin.envelope("chatcmpl-"),
         Tally(len(prompt.token_ids)),
         choices=chat.choices,
-        thinking=prompt.thinking,
-        tools=question.schemas,
-        new_call_id=lambda: new_id("call_", origin.random),
+        new_parser=lambda: parser_of(question, prompt, origin, "call_"),
         decode=origin.model.tokenizer.decode,
         likelihoods=None if chat.logprobs_asked is None else lambda: likelihoods_of(chat, origin),
     )
@@ -125,6 +125,13 @@ def asked(question: Question, origin: Origin) -> ChatPrompt:
     )
     _check_prompt(prompt.token_ids, question.param, model)
     return prompt
+
+
+def parser_of(question: Question, prompt: ChatPrompt, origin: Origin, call_prefix: str) -> OutputParser:
+    """Of one answer to it."""
+    return OutputParser(
+        prompt.thinking, question.schemas, lambda: new_id(call_prefix, origin.random), uncalled=question.uncalled
+    )
 
 
 def likelihoods_of(body: GenerationBody, origin: Origin) -> Likelihoods:

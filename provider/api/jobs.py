@@ -6,10 +6,20 @@ from typing import Any
 from provider.api import messages_body, responses_body
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.forms import messages_form, responses_form
-from provider.api.job import Job, Origin, asked, chat_job, completions_job, grammar_of, job_of, likelihoods_of, new_id
+from provider.api.job import (
+    Job,
+    Origin,
+    asked,
+    chat_job,
+    completions_job,
+    grammar_of,
+    job_of,
+    likelihoods_of,
+    new_id,
+    parser_of,
+)
 from provider.api.messages import CountTranslation, MessagesTranslation
 from provider.api.messages_body import CountBody, MessagesBody
-from provider.api.output import OutputParser
 from provider.api.prompt import ChatPrompt
 from provider.api.question import Question
 from provider.api.requests import GenerationBody, parse
@@ -59,7 +69,7 @@ def responses_job(body: Body, origin: Origin) -> Job:
 def _utterance(
     body: GenerationBody, question: Question, prompt: ChatPrompt, origin: Origin, call_prefix: str
 ) -> Utterance:
-    parser = OutputParser(prompt.thinking, question.schemas, lambda: new_id(call_prefix, origin.random))
+    parser = parser_of(question, prompt, origin, call_prefix)
     likelihoods = None if body.logprobs_asked is None else likelihoods_of(body, origin)
     skip_special = body.skip_special_tokens is not False
     return Utterance(parser, origin.model.tokenizer.decode, body.stops, skip_special, likelihoods)

@@ -1,14 +1,15 @@
 """The bodies of `/v1/messages`, as Anthropic shapes them, and the question each asks."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from provider.api.conversation import Message, Turn, refuse, text_of
+from provider.api.conversation import Message, Turn, arguments_of, refuse, text_of
 from provider.api.question import Question, function_tool
-from provider.api.requests import MAX_STOPS, MAX_TOKENS, GenerationBody, Listed, Shape, StopString, must_be, refused
+from provider.api.requests import MAX_STOPS, MAX_TOKENS, GenerationBody, StopString
 from provider.api.response_format import OutputFormat
+from provider.api.shape import ONE_ANSWER, Listed, Shape, Unsupported, must_be, refused
 
 Json = Any
 """A decoded JSON value."""
@@ -60,6 +61,12 @@ class Thinking(Shape):
 class CountBody(GenerationBody):
     """What is counted is what would be asked."""
 
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        **dict.fromkeys(SERVER_FIELDS, Unsupported()),
+        **dict.fromkeys(("n", "best_of"), ONE_ANSWER),
+        **dict.fromkeys(("logprobs", "top_logprobs"), Unsupported((None, False, 0))),
+    }
+
     messages: Listed[AnthropicMessage] = Field(min_length=1)
     system: Blocks | None = None
     tools: Listed[AnthropicTool] | None = None
@@ -69,14 +76,6 @@ class CountBody(GenerationBody):
     metadata: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_belongs_to_another_server(cls, body: Any) -> Any:
-        for name in SERVER_FIELDS:
-            if isinstance(body, dict) and body.get(name):
-                raise refused(name, "is not supported")
-        return body
 
     @property
     def format_asked(self) -> OutputFormat | None:
@@ -105,10 +104,9 @@ def question_of(body: Mapping[str, Json], parsed: CountBody) -> Question:
         turns.append(Turn({"role": "system", "content": text_of(body["system"], "system")}, "system"))
     for index, message in enumerate(body["messages"]):
         turns += _turns(message, f"messages[{index}]")
-    hidden = parsed.tool_choice is not None and parsed.tool_choice.type == "none"
-    shown = [] if hidden else body.get("tools") or []
-    tools = [function_tool(tool, "input_schema") for tool in shown]
-    return Question(turns, "messages", tools, parsed.template_kwargs)
+    uncalled = parsed.tool_choice is not None and parsed.tool_choice.type == "none"
+    tools = [] if uncalled else [function_tool(tool, "input_schema") for tool in body.get("tools") or []]
+    return Question(turns, "messages", tools, parsed.template_kwargs, uncalled)
 
 
 def _turns(message: Message, place: str) -> Iterator[Turn]:
@@ -174,7 +172,7 @@ def _call(block: Json, place: str) -> Json:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         refuse(f"{place}.input: must be a JSON object.", f"{place}.input")
-    function = {"name": _string(block, "name", place), "arguments": arguments}
+    function = {"name": _string(block, "name", place), "arguments": arguments_of(arguments, f"{place}.input")}
     return {"id": _string(block, "id", place), "type": "function", "function": function}
 
 

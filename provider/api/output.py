@@ -58,22 +58,27 @@ class _At(Enum):
 class OutputParser:
     """Owner: the translation of one sequence.
 
-    `thinking`: the prompt has already opened the think block. Without `tools`, tool markup is ordinary text. A think
-    block counts only at the beginning of the answer.
+    `thinking`: the prompt has already opened the think block. Without `tools`, tool markup is ordinary text; of an
+    answer that is to be `uncalled` it is left out, and so is the call. A think block counts only at the beginning of
+    the answer.
     """
 
-    def __init__(self, thinking: bool, tools: Tools, new_id: Callable[[], str]) -> None:
+    def __init__(self, thinking: bool, tools: Tools, new_id: Callable[[], str], uncalled: bool = False) -> None:
+        self._uncalled = uncalled
         self._at = _At.THINKING if thinking else _At.START
         self._tools = tools
         self._new_id = new_id
         self._buffer = ""
         self._pieces: list[Piece] = []
         self._reasoned = False
+        self._spoken = False
         self._thought = False
         self._drop_blank_lines = True
         """The blank lines that follow `</think>` (which may be the prompt's end) or a call belong to the markup."""
         self._gap = ""
         """The white space before a call: part of the markup if it becomes one."""
+        self._seam = ""
+        """What keeps two stretches of content apart between which a call was left out."""
         self._reader: CallReader | None = None
         self._read: list[str] = []
         """What the reader was given; of use only as long as it is not `_certain` to be a call."""
@@ -116,11 +121,16 @@ class OutputParser:
     def begin(self, name: str) -> None:
         """Called by the reader, as `argue` is."""
         self._certain = True
+        self._drop_blank_lines = True
+        if self._uncalled:
+            self._seam = self._seam or self._gap or "\n"
+            return
         self._pieces.append(CallBegun(self._calls, self._new_id(), name))
         self._calls += 1
-        self._drop_blank_lines = True
 
     def argue(self, json: str) -> None:
+        if self._uncalled:
+            return
         index = self._calls - 1
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, CallArguments) and last.index == index:
@@ -189,7 +199,7 @@ class OutputParser:
 
     @property
     def _may_call(self) -> bool:
-        return bool(self._tools) and self._given_back_chars < MAX_GIVEN_BACK_CHARS
+        return (bool(self._tools) or self._uncalled) and self._given_back_chars < MAX_GIVEN_BACK_CHARS
 
     def _without_half_tag(self) -> str:
         return _before_partial(self._buffer, CALL_OPEN) if self._may_call else self._buffer
@@ -252,7 +262,9 @@ class OutputParser:
             text = _without_blank_lines(text)
         if text:
             self._drop_blank_lines = False
-            self._pieces.append(Content(text))
+            seam, self._seam = self._seam if self._spoken else "", ""
+            self._spoken = True
+            self._pieces.append(Content(seam + text))
         return ""
 
 

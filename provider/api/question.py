@@ -12,12 +12,14 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`tools` are in the form of OpenAI's chats, which is what templates know; `param` names the conversation."""
+    """`tools` are in the form of OpenAI's chats, which is what templates know; `param` names the conversation.
+    `uncalled`: no tool is to be called."""
 
     turns: Sequence[Turn]
     param: str
     tools: Sequence[Json] = ()
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+    uncalled: bool = False
 
     @property
     def schemas(self) -> dict[str, Json]:

@@ -4,23 +4,13 @@ Unknown fields are ignored; a known one with a wrong value is refused by name, a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError, WithJsonSchema, model_validator
 
 from provider.api.response_format import ResponseFormat
+from provider.api.shape import Item, Listed, Shape, Unsupported, must_be, refuse_unsupported, refused
+from provider.api.tool_choice import ChosenTool
 from provider.api.wire import Failure, invalid_request
 from provider.errors import RequestFailed
 
@@ -42,27 +32,11 @@ Body = TypeVar("Body", bound="GenerationBody")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def must_be(accepted: str) -> WrapValidator:
-    """Says what is accepted, in place of one message for each alternative of a union."""
-
-    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError:
-            raise PydanticCustomError("accepted", "must be {accepted}", {"accepted": accepted}) from None
-
-    return WrapValidator(check)
-
-
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)],
     must_be(f"a string or a list of at most {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters"),
 ]
-Item = TypeVar("Item")
-Listed = Annotated[list[Item], Field(fail_fast=True)]
-"""Its first wrong item is enough: a description of each would take a gigabyte for a body of a few megabytes."""
-
 Prompts = Annotated[list[Item], Field(max_length=MAX_CHOICES, fail_fast=True)]
 Prompt = Annotated[
     str | Listed[int] | Prompts[str] | Prompts[Listed[int]],
@@ -108,12 +82,6 @@ Metadata = Annotated[
 ]
 
 
-class Shape(BaseModel):
-    """No value is converted to another type: the string "1" is not a number."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
-
-
 class StreamOptions(Shape):
     include_usage: bool | None = None
 
@@ -123,7 +91,9 @@ MAX_TOKENS = 2**31 - 1
 
 
 class GenerationBody(Shape):
-    """What every generation request may hold."""
+    """What every generation request may hold. `unsupported`: what other APIs have, and this one has not."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
 
     model: str
     stream: bool | None = None
@@ -141,6 +111,12 @@ class GenerationBody(Shape):
     skip_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_it_has_not(cls, body: Any) -> Any:
+        refuse_unsupported(body, cls.unsupported)
+        return body
 
     @property
     def stops(self) -> list[str]:
@@ -202,21 +178,6 @@ class Tool(Shape):
     function: ToolFunction
 
 
-class NamedFunction(Shape):
-    name: str
-
-
-class NamedTool(Shape):
-    type: Literal["function"]
-    function: NamedFunction
-
-
-ChosenTool = Annotated[
-    Literal["auto", "none", "required"] | NamedTool,
-    must_be('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'),
-]
-
-
 class CalledFunction(Shape):
     name: str
     arguments: Arguments | None = None
@@ -239,6 +200,8 @@ class Message(Shape):
 
 
 class ChatBody(ChoicesBody):
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {"best_of": Unsupported((None, 1))}
+
     messages: Listed[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: Listed[Tool] | None = None
@@ -275,6 +238,10 @@ class ChatBody(ChoicesBody):
 
 
 class CompletionBody(ChoicesBody):
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        "top_logprobs": Unsupported((None, 0), "is not supported here: `logprobs` says how many"),
+    }
+
     prompt: Prompt
     best_of: int | None = None
     echo: bool | None = None
@@ -327,10 +294,6 @@ def parse(shape: type[Body], body: Mapping[str, Any]) -> Body:
         return shape.model_validate(body)
     except ValidationError as error:
         raise RequestFailed(_failure(error)) from None
-
-
-def refused(field: str, reason: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{reason}", {"field": field, "reason": reason})
 
 
 def _failure(error: ValidationError) -> Failure:

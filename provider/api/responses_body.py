@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -13,23 +13,22 @@ from provider.api.requests import (
     MAX_TOP_LOGPROBS,
     Effort,
     GenerationBody,
-    Listed,
     Metadata,
-    Shape,
     Stop,
     effort_kwargs,
-    must_be,
-    refused,
     stops_of,
 )
 from provider.api.response_format import TextFormat
+from provider.api.shape import ONE_ANSWER, Listed, Shape, Unsupported, must_be, refused
+from provider.api.tool_choice import FlatChosenTool
 
 Json = Any
 """A decoded JSON value."""
 
-UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "background")
+STORED = ("previous_response_id", "conversation", "prompt", "background")
 """What needs a server that stores answers."""
 LOGPROBS = "message.output_text.logprobs"
+LOGPROBS_ASKED = f'`include: ["{LOGPROBS}"]`'
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -39,17 +38,6 @@ class FunctionTool(Shape):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-
-
-class FlatNamedTool(Shape):
-    type: Literal["function"]
-    name: str
-
-
-ChosenTool = Annotated[
-    Literal["auto", "none", "required"] | FlatNamedTool,
-    must_be('"auto", "none", "required" or {"type": "function", "name": ...}'),
-]
 
 
 class ReasoningOptions(Shape):
@@ -63,11 +51,17 @@ class TextOptions(Shape):
 class ResponsesBody(GenerationBody):
     """`stop` is ours: OpenAI's responses have none."""
 
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        **dict.fromkeys(STORED, Unsupported()),
+        **dict.fromkeys(("n", "best_of"), ONE_ANSWER),
+        "logprobs": Unsupported((None, False), f"is not supported here: ask with {LOGPROBS_ASKED}"),
+    }
+
     input: Annotated[str | Listed[dict[str, Any]], must_be("a string or a list of items"), Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: Listed[FunctionTool] | None = None
-    tool_choice: ChosenTool | None = None
+    tool_choice: FlatChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -80,17 +74,14 @@ class ResponsesBody(GenerationBody):
     include: Listed[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_only_another_server_has(cls, body: Any) -> Any:
-        for name in UNSUPPORTED:
-            if isinstance(body, dict) and body.get(name):
-                raise refused(name, "is not supported")
-        return body
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and self.logprobs_asked is None:
+            raise refused("top_logprobs", f"is allowed only with {LOGPROBS_ASKED}")
+        return self
 
     @property
     def logprobs_asked(self) -> int | None:
-        """As OpenAI has it, `top_logprobs` alone asks for none."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or []) else None
 
     @property
@@ -118,9 +109,9 @@ def question_of(body: Mapping[str, Json], parsed: ResponsesBody) -> Question:
         turns += _turns(asked)
     if not turns:
         refuse("input: there is nothing in it to answer.", "input")
-    shown = [] if parsed.tool_choice == "none" else body.get("tools") or []
-    tools = [function_tool(tool, "parameters") for tool in shown]
-    return Question(turns, "input", tools, parsed.template_kwargs)
+    uncalled = parsed.tool_choice == "none"
+    tools = [] if uncalled else [function_tool(tool, "parameters") for tool in body.get("tools") or []]
+    return Question(turns, "input", tools, parsed.template_kwargs, uncalled)
 
 
 @dataclass(slots=True)

@@ -144,7 +144,12 @@ def chats_are_held_to_a_schema(gpt: Any) -> None:
 
 def chats_must_call(gpt: Any) -> None:
     asked: Any = {"model": MODEL, "messages": user(WEATHER), "temperature": 0, "tools": [CHAT_TOOL], "max_tokens": 200}
-    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+    some = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    for choice in (
+        "required",
+        {"type": "function", "function": {"name": "get_weather"}},
+        {"type": "allowed_tools", "allowed_tools": some},
+    ):
         whole = gpt.chat.completions.create(
             **asked, tool_choice=choice, reasoning_effort="none", parallel_tool_calls=False
         )
@@ -210,8 +215,10 @@ def responses_are_held_to_a_schema(gpt: Any) -> None:
     assert set(json.loads(gpt.responses.create(**asked, input=CAPITAL, text={"format": form}).output_text)) == {
         "answer"
     }
-    called = gpt.responses.create(**asked, input=WEATHER, tools=[RESPONSES_TOOL], tool_choice="required")
-    assert [item.name for item in called.output if item.type == "function_call"]
+    named = {"type": "function", "name": "get_weather"}
+    for choice in ("required", {"type": "allowed_tools", "mode": "required", "tools": [named]}):
+        called = gpt.responses.create(**asked, input=WEATHER, tools=[RESPONSES_TOOL], tool_choice=choice)
+        assert {item.name for item in called.output if item.type == "function_call"} == {"get_weather"}
 
 
 def openai_models_and_errors(gpt: Any) -> None:

@@ -15,6 +15,9 @@ from tests.fixtures.api_serving import TOKENIZER, DemoModel
 BODY: dict[str, Any] = {"model": "darkbloom-demo", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
+DEEP: dict[str, Any] = {}
+for _ in range(200):
+    DEEP = {"a": DEEP}
 
 
 def origin(n_ctx: int = 512) -> Origin:
@@ -164,6 +167,7 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
         ("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": "{"}, ".input"),
         ("assistant", {"type": "tool_use", "id": "t", "name": 3, "input": {}}, ".name"),
         ("assistant", {"type": "tool_use", "name": "f", "input": {}}, ".id"),
+        ("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": DEEP}, ".input"),
         ("assistant", {"type": "thinking"}, ".thinking"),
     ],
 )
@@ -182,9 +186,14 @@ def test_fields_reach_the_engine() -> None:
     assert request.sampling.seed == 5
 
 
-def test_openais_fields_of_choices_are_nothing_here() -> None:
-    assert len(job(n=3, stop="x", stream_options={"include_usage": True}).requests) == 1
+def test_openais_fields_of_streams_are_nothing_here() -> None:
+    assert len(job(n=1, stop="x", stream_options={"include_usage": True}, logprobs=False).requests) == 1
     assert asked(stop="x").stop == []
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"best_of": 2}, {"logprobs": True}, {"top_logprobs": 1}, {"n": "2"}])
+def test_what_would_be_asked_in_vain_is_refused_by_name(fields: dict[str, Any]) -> None:
+    assert refusal(**fields).param == next(iter(fields))
 
 
 def test_thinking_is_the_templates_switch() -> None:

@@ -155,6 +155,35 @@ def test_without_tools_the_markup_is_text() -> None:
     assert summary(parse(in_runs(HELLO, 2), tools={}))["content"] == HELLO
 
 
+def uncalled(pieces: Iterable[str], thinking: bool = False) -> list[Piece]:
+    """Of an answer in which nothing is to be called."""
+    parser = OutputParser(thinking, {}, lambda: "never", uncalled=True)
+    return [piece for text in pieces for piece in parser.push(text)] + parser.finish()
+
+
+HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (HELLO, ""),
+        (HERMES, ""),
+        (f"Let me see.\n{HELLO}", "Let me see."),
+        (f"Let me see.\n{HELLO}\n\n{HERMES}\n\nIt rains.", "Let me see.\nIt rains."),
+        (f"\n{HELLO}\nIt rains.", "It rains."),
+        (f"a{HELLO}b", "a\nb"),
+        (HELLO.removesuffix("\n</tool_call>"), ""),
+        (f"<think>\n{HELLO}\n</think>\n\n{HELLO}", ""),
+        ("<tool_call>not a call</tool_call> and on", "<tool_call>not a call</tool_call> and on"),
+    ],
+)
+def test_a_call_that_nobody_wanted_is_left_out_with_its_markup(text: str, content: str) -> None:
+    for size in (1, 2, 3, 5, 8, len(text)):
+        said = summary(uncalled(in_runs(text, size)))
+        assert (said["content"], said["calls"]) == (content, [])
+
+
 FRAGMENTS = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "\n\n", " ", "a", "é😀", "<", "</"),
@@ -171,6 +200,7 @@ def test_no_split_changes_what_is_said(text: str, thinking: bool, data: st.DataO
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert summary(parse(pieces, thinking)) == summary(parse([text], thinking))
     assert summary(parse(in_runs(text, 1), thinking)) == summary(parse([text], thinking))
+    assert summary(uncalled(pieces, thinking)) == summary(uncalled([text], thinking))
 
 
 def test_markup_without_end_is_read_in_little_time() -> None:

@@ -87,6 +87,9 @@ def test_what_has_no_effect_is_checked_too(fields: dict[str, Any], param: str) -
     ("fields", "param"),
     [
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": "2"}, "best_of"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -99,6 +102,7 @@ def test_what_has_no_effect_is_checked_too(fields: dict[str, Any], param: str) -
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ],
 )
@@ -106,7 +110,9 @@ def test_a_chat_refuses_what_it_does_not_support_by_name(fields: dict[str, Any],
     assert refusal(chat, **fields).param == param
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 2}, {"echo": True}, {"logprobs": 6}, {"suffix": "x"}])
+@pytest.mark.parametrize(
+    "fields", [{"best_of": 2}, {"echo": True}, {"logprobs": 6}, {"suffix": "x"}, {"top_logprobs": 2}]
+)
 def test_a_completion_refuses_what_it_does_not_support_by_name(fields: dict[str, Any]) -> None:
     assert refusal(completion, **fields).param == next(iter(fields))
 
@@ -130,8 +136,8 @@ def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
 
 def test_nulls_and_unknown_fields_are_no_mistakes() -> None:
     nothing = dict.fromkeys(("temperature", "stop", "tools", "max_tokens", "n", "seed", "logit_bias", "stream"))
-    assert len(chat(**nothing, user="me", metadata={}, parallel_tool_calls=True, store=False).requests) == 1
-    assert len(completion(**nothing, user="me", best_of=1, echo=False).requests) == 1
+    assert len(chat(**nothing, user="me", metadata={}, parallel_tool_calls=True, store=False, best_of=1).requests) == 1
+    assert len(completion(**nothing, user="me", best_of=1, echo=False, top_logprobs=0).requests) == 1
 
 
 def test_the_defaults_are_openais() -> None:

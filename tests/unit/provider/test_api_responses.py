@@ -169,6 +169,13 @@ def test_an_item_that_cannot_be_read_is_named(item: dict[str, Any], param: str) 
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
         ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "include": ["reasoning.encrypted_content"]}, "top_logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format.schema"),
@@ -191,6 +198,7 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
 def test_nulls_and_what_means_nothing_here_are_no_mistakes() -> None:
     nothing = dict.fromkeys(("previous_response_id", "tools", "text", "reasoning", "metadata", "store", "temperature"))
     ignored = {"user": "me", "include": ["reasoning.encrypted_content"], "service_tier": "auto", "truncation": "auto"}
+    ignored |= {"n": 1, "best_of": None, "logprobs": False, "top_logprobs": 0}
     assert prompt(**nothing, **ignored, stream_options={"include_obfuscation": False}) == prompt()
 
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from provider.api.surface import Answer, Chunk, Complete, Item, NoticeItem
 from provider.api.wire import queue_full
@@ -146,6 +147,74 @@ def test_a_tool_call_is_one_call_whole_and_streamed(run: int) -> None:
     assert [part["id"] for part in parts if "id" in part] == [parts[0]["id"]]
     assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
     assert (content(said), said[-1]["choices"][0]["finish_reason"]) == ("", "tool_calls")
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHATS: {**CHAT, "tools": [WEATHER]},
+    "/v1/responses": {
+        "model": "darkbloom-demo",
+        "input": "Hi",
+        "tools": [{"type": "function", **WEATHER["function"]}],
+    },
+    "/v1/messages": {
+        **CHAT,
+        "max_tokens": 500,
+        "tools": [{"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}],
+    },
+}
+
+
+def answered(script: Script, endpoint: str, body: dict[str, Any]) -> dict[str, Any]:
+    [*_, last] = items(script, endpoint, body)
+    assert isinstance(last, Complete)
+    assert last.body is not None
+    return last.body
+
+
+def without_tools(told: Any) -> Any:
+    """A response repeats its request."""
+    match told:
+        case dict():
+            return {key: without_tools(value) for key, value in told.items() if key not in ("tools", "tool_choice")}
+        case list():
+            return [without_tools(one) for one in told]
+        case _:
+            return told
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_a_call_that_nobody_wanted_is_told_on_no_surface(endpoint: str) -> None:
+    none = {"type": "none"} if endpoint == "/v1/messages" else "none"
+    for text, said in ((f"Hm.\n{CALL}", "Hm."), (CALL, "")):
+        asked = {**BODIES[endpoint], "tool_choice": none}
+        body = answered(says(text, 3), endpoint, asked)
+        ended = body.get("stop_reason") or body.get("status") or body["choices"][0]["finish_reason"]
+        assert ended in ("end_turn", "completed", "stop")
+        for told in (body, chunks(says(text, 3), endpoint, asked)):
+            told = json.dumps(without_tools(told))
+            assert not [word for word in ("<", "tool_use", "function", "get_weather", "Oslo") if word in told]
+            assert said in told
+
+
+HOSTILE = [
+    '{"a": "\\ud800", "\\udfff": 1}',
+    '{"a": NaN, "b": -Infinity, "c": 1e999}',
+    f'{{"a": {"9" * 5000}, "b": {"7" * 4096}}}',
+    '{"a": ' + "[" * 300 + "]" * 300 + "}",
+    '{"a": ' + '{"b": ' * 1000,
+    '"{\\"a\\": NaN}"',
+]
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+@pytest.mark.parametrize("arguments", HOSTILE)
+def test_whatever_a_model_writes_as_arguments_can_be_sent(endpoint: str, arguments: str) -> None:
+    """As JSON that is JSON, in UTF-8, and to be read again."""
+    script = says(f'<tool_call>{{"name": "n\\ud800", "arguments": {arguments}}}</tool_call>', 50)
+    body = answered(script, endpoint, BODIES[endpoint])
+    assert "n\ufffd" in json.dumps(body, ensure_ascii=False)
+    for one in (body, *chunks(script, endpoint, BODIES[endpoint])):
+        from_json(json.dumps(one, ensure_ascii=False, allow_nan=False).encode())
 
 
 def test_reasoning_is_apart_from_content() -> None:
