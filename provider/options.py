@@ -39,6 +39,9 @@ PreemptRamGb = Annotated[
 PreemptDiskGb = Annotated[
     float | None, typer.Option(help="Disk for parked chats, GiB; by default 20, or a tenth of what is free.", min=0)
 ]
+CoordinatorCa = Annotated[
+    Path | None, typer.Option(help="A PEM file of certificates to believe wss:// by, in place of the system's.")
+]
 ExitWhenClosed = Annotated[int | None, typer.Option(hidden=True, metavar="FD")]
 
 

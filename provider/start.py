@@ -49,9 +49,6 @@ STOP_WAIT_S = DRAIN_S + 15.0
 FLUSH_S = 2.0
 DETACH_WAIT_S = 120.0
 
-CoordinatorCa = Annotated[
-    Path | None, typer.Option(help="A PEM file of certificates to believe wss:// by, in place of the system's.")
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -59,7 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 def start(
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider. May be repeated.")] = None,
     token: Annotated[str | None, typer.Option(help="A provider token.", envvar=options.TOKEN_VARIABLE)] = None,
-    coordinator_ca: CoordinatorCa = None,
+    coordinator_ca: options.CoordinatorCa = None,
     model: options.Model = None,
     name: Annotated[str | None, typer.Option(help="What the fleet calls this machine; default: its host name.")] = None,
     backend: options.Backend = "mlx",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class KnownFiles:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`name`: of the fleet. Its provider `name-7` is the same one whenever a fleet of that name is simulated."""
+    """`name`: of the fleet. Its provider `name-7` is the same one whenever a fleet of that name is simulated.
+    `trusted`: whom it believes on wss://; None: whom the system believes."""
 
     name: str
     urls: Sequence[str]
@@ -60,6 +62,7 @@ class Plan:
     models: Sequence[str]
     max_concurrent: int
     data_dir: Path
+    trusted: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ class SimulatedProvider:
         )
         surface = Surface(self.residency, time.time, Random(number))
         self.links = [
-            Link(url, plan.token, identity, self.residency, surface, Random(number), feel=_cool) for url in plan.urls
+            Link(url, plan.token, identity, self.residency, surface, Random(number), feel=_cool, trusted=plan.trusted)
+            for url in plan.urls
         ]
 
     async def run(self) -> None:

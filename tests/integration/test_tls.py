@@ -1,5 +1,6 @@
 """TLS by flags: a coordinator that serves https and wss, and who believes it."""
 
+import asyncio
 import shutil
 import ssl
 import subprocess
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from provider.errors import ConfigError
 from provider.probes import Verdict, try_coordinator
+from provider.simulate.command import app as simulate
+from provider.simulate.fleet import Plan, SimulatedFleet
+from provider.simulate.machines import machines
 from provider.tls import authorities
 from tests.integration.coordinator_harness import new_database, postgres, process, typed
 from tests.integration.processes import running
@@ -75,6 +80,31 @@ def test_a_provider_dials_wss_with_the_authorities_it_is_given(
     )
     with running(tmp_path / "log", *start, "--coordinator-ca", str(pair[0]), "--data-dir", str(tmp_path / "p")):
         until_logged(tmp_path / "log", "link_up")
+
+
+def test_a_simulated_fleet_dials_wss_with_the_authorities_it_is_given(
+    served: tuple[str, str], pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    url, token = served
+    urls = [url.replace("https", "wss") + "/ws/provider"]
+
+    async def connected(trusted: ssl.SSLContext | None) -> None:
+        plan = Plan("tls", urls, token, ["darkbloom-demo"], 8, tmp_path, trusted)
+        fleet = SimulatedFleet(machines(["instant"], 2), plan)
+        running = asyncio.create_task(fleet.run())
+        try:
+            while fleet.totals().connected < 2:
+                assert not running.done()
+                await asyncio.sleep(0.02)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+    asyncio.run(asyncio.wait_for(connected(authorities(pair[0])), 60))
+    wrong = ["simulate", "--providers", "1", "--coordinator", urls[0], "--token", token]
+    done = CliRunner().invoke(simulate, [*wrong, "--coordinator-ca", str(tmp_path / "missing")])
+    assert isinstance(done.exception, ConfigError)
+    assert "--coordinator-ca" in str(done.exception)
 
 
 def until_logged(file: Path, said: str) -> None:
