@@ -2,10 +2,12 @@
 pure.
 
 Failures are of any kind that another provider might not have: a worker that dies, a connection that is lost, a request
-that is never accepted, a stream with a hole. Want of capacity is told apart (cooldown.py). Closed, open and half open
-are a circuit breaker's states (Nygard, Release It!, 2007).
+that is never accepted, a stream with a hole. Want of capacity is told apart (cooldown.py). Witnesses are counted, and
+not failures, for a request that breaks whatever it meets says nothing of the provider however often it is sent. Closed,
+open and half open are a circuit breaker's states (Nygard, Release It!, 2007).
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,12 +16,26 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 FAILURES = 5
-"""In a row, before the first opening: a request that breaks whatever it meets is tried three times, and must not take
-a fleet with it."""
+"""Witnesses in a row, before the first opening."""
 FIRST_S = 10.0
 LONGEST_S = 300.0
 FORGOTTEN_AFTER_S = 600.0
 """Failures that far apart are not one story."""
+LATELY_S = 60.0
+"""A provider that has served somebody within so long is not broken by the word of one other key alone."""
+KEPT = 16
+"""The last witnesses, by which one that comes again is known."""
+PAIRS = 50_000
+"""Of a provider and a model, whose last successes are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What a failure was part of, and what counts once: a key's request, however often it is sent; or the loss of a
+    connection, however many requests it carried, and whoever's (`key` None)."""
+
+    key: int | None
+    what: bytes
 
 
 class BreakerState(StrEnum):
@@ -31,13 +47,13 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Failures of one model at one provider since it last succeeded there. A success ends it."""
+    """Failures of one model at one provider since it last succeeded there, each of another witness. A success ends
+    it."""
 
     failures: int
     failed_s: float
     until_s: float
-    incident: int | None = None
-    """What the last failure was part of, if it was more than one request's."""
+    witnesses: tuple[Witness, ...] = ()
 
     def state(self, now_s: float) -> BreakerState:
         if self.failures < FAILURES:
@@ -55,14 +71,49 @@ class Breaker:
                 return trying
 
 
-def failed(known: Breaker | None, now_s: float, incident: int | None = None) -> Breaker:
-    """One more failure. Those of one incident, such as the loss of a connection that carried many requests, are one;
-    those that were under way when it opened do not keep it open for longer."""
-    if known is not None and (known.state(now_s) is BreakerState.OPEN or known.incident == incident is not None):
+def failed(known: Breaker | None, now_s: float, witness: Witness, others_served: bool = False) -> Breaker:
+    """One more failure. `known` where it says nothing new: its witness has been heard; or the breaker is open, and it
+    was under way then; or it would be opened by a single key, and others have been served there of late."""
+    if known is None:
+        return Breaker(1, now_s, now_s, (witness,))
+    if known.state(now_s) is BreakerState.OPEN:
         return known
-    forgotten = known is None or now_s - known.failed_s >= FORGOTTEN_AFTER_S
-    failures = 1 if known is None or forgotten else known.failures + 1
-    return Breaker(failures, now_s, now_s + _length_s(failures), incident)
+    if now_s - known.failed_s >= FORGOTTEN_AFTER_S:
+        return Breaker(1, now_s, now_s, (witness,))
+    failures = known.failures + 1
+    alone = witness.key is not None and all(one.key == witness.key for one in known.witnesses)
+    if witness in known.witnesses or (failures == FAILURES and alone and others_served):
+        return known
+    return Breaker(failures, now_s, now_s + _length_s(failures), (*known.witnesses, witness)[-KEPT:])
+
+
+class Served:
+    """Who was served last, and by whom: of each pair of a provider and a model the last two keys. Owned by the event
+    loop."""
+
+    def __init__(self, pairs: int = PAIRS) -> None:
+        self._pairs = pairs
+        self._last: OrderedDict[tuple[str, str], tuple[_Success, _Success | None]] = OrderedDict()
+
+    def note(self, provider_id: str, model: str, key: int, now_s: float) -> None:
+        pair = (provider_id, model)
+        last, before = self._last.get(pair, (None, None))
+        other = last if last is not None and last.key != key else before
+        self._last[pair] = (_Success(key, now_s), other)
+        self._last.move_to_end(pair)
+        if len(self._last) > self._pairs:
+            self._last.popitem(last=False)
+
+    def others(self, provider_id: str, model: str, key: int | None, now_s: float) -> bool:
+        """Whether another key has been served there of late."""
+        last = self._last.get((provider_id, model), ())
+        return any(one is not None and one.key != key and now_s - one.at_s < LATELY_S for one in last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Success:
+    key: int
+    at_s: float
 
 
 def _length_s(failures: int) -> float:

@@ -1,6 +1,6 @@
 """One provider's socket as a speaker of the protocol: frames become messages, and too many that are none end it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator import log
 from coordinator.link import Link
@@ -16,6 +16,15 @@ from provider.protocol import (
 )
 
 UNKNOWN_LOGGED = 10
+SPOILED_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """A frame that is no message, of which only the request can be told that it was about."""
+
+    request_id: str
+    reason: str
 
 
 class Malformed(Exception):
@@ -32,8 +41,10 @@ class Connection:
     generation: int = 0
     malformed: int = 0
     unknown: int = 0
+    spoiled: dict[str, None] = field(default_factory=dict)
+    """Requests that a malformed frame has been complained of for, the last of them."""
 
-    def parse(self, frame: str | bytes) -> FromProvider | None:
+    def parse(self, frame: str | bytes) -> FromProvider | Spoiled | None:
         """None for what is no message, or none that is known here. Raises Malformed."""
         if isinstance(frame, bytes):
             self.complain("frames are text")
@@ -44,6 +55,8 @@ class Connection:
             self._note_unknown(unknown)
             return None
         except ProtocolViolation as violation:
+            if violation.request_id is not None:
+                return Spoiled(violation.request_id, str(violation))
             self.complain(str(violation))
             return None
         self.metrics.frames(message.type).inc()
@@ -56,12 +69,23 @@ class Connection:
         if self.unknown <= UNKNOWN_LOGGED:
             log.warning("frame_type_unknown", provider=self.provider_id, type=str(unknown)[:80])
 
-    def complain(self, message: str) -> None:
+    def complain_of(self, frame: Spoiled, theirs: bool) -> None:
+        """Of a request that is with them it counts once: what follows was on its way before they could hear of it.
+        Raises Malformed the last time."""
+        again = frame.request_id in self.spoiled
+        if theirs and not again:
+            self.spoiled[frame.request_id] = None
+            if len(self.spoiled) > SPOILED_KEPT:
+                del self.spoiled[next(iter(self.spoiled))]
+        self.complain(frame.reason, counts=not again)
+
+    def complain(self, message: str, counts: bool = True) -> None:
         """Raises Malformed the last time."""
         self.metrics.frames("malformed").inc()
-        log.warning("frame_malformed", provider=self.provider_id, reason=message[:200])
-        self.malformed += 1
+        if counts:
+            self.malformed += 1
+            log.warning("frame_malformed", provider=self.provider_id, reason=message[:200])
         self.link.send(ProtocolErrorMessage(message=message[:500]))
-        if self.malformed >= MALFORMED_LIMIT:
+        if counts and self.malformed >= MALFORMED_LIMIT:
             self.link.close(CLOSE_PROTOCOL_ERROR, "too many malformed frames")
             raise Malformed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, assert_never
 
-from coordinator import log, refusals
+from coordinator import blame, log, refusals
 from coordinator.admission import Admission
 from coordinator.affinity import Affinities, conversation_of
 from coordinator.alarm import alarm
@@ -45,9 +45,6 @@ CAPACITY = frozenset({429, 503, 507})
 """With one of these a provider says that it lacks capacity,"""
 NO_CAPACITY_MATTER = frozenset({"draining"})
 """unless it gives one of these codes."""
-FAULTS = frozenset({500, 502})
-FAULT_CODES = frozenset({Broken.PROVIDER_LOST.value, "provider_silent", "deadline_exceeded"})
-"""What counts against a provider: another might have done better, and not for want of capacity."""
 
 
 class Client(Protocol):
@@ -141,7 +138,7 @@ class Dispatcher:
                 return result
             if not result.retryable or progress.chunks or progress.attempts >= MAX_ATTEMPTS:
                 return result
-            self._metrics.retries.labels(result.code).inc()
+            self._metrics.retries.labels(blame.retry_kind(result)).inc()
             ask.failed(lease.provider_id, result)
 
     def route(self, request: Request) -> Chosen | Refused:
@@ -175,13 +172,15 @@ class Dispatcher:
     def refusal(self, ask: "Ask", refused: Refused) -> Failure:
         reason = refusals.named_reason(refused) if refused.beyond is None else refused.beyond.reason
         self._metrics.refusals.labels(reason.value).inc()
-        return refusals.refusal(ask.job.model, self.models(), ask.tokens, refused)
+        allowed = ask.job.allowed
+        others = (model for model in self._hub.views.present if allowed is None or model in allowed)
+        return refusals.refusal(ask.job.model, others, ask.tokens, refused)
 
     def _judge(self, job: Job, lease: Lease, result: Done | Failure) -> None:
         """What an attempt's end says of the provider."""
         self._metrics.attempts.labels(outcome(result).value).inc()
         if not isinstance(result, Failure):
-            self._hub.note_succeeded(lease.provider_id, job.model)
+            self._hub.note_succeeded(lease.provider_id, job.model, job.token_id)
             return
         note = log.warning if result.status >= 500 else log.event
         note(
@@ -195,9 +194,8 @@ class Dispatcher:
         )
         if result.code == "queue_full":
             self._hub.note_full(lease.provider_id, job.model, result.retry_after_s or 1)
-        if result.status in FAULTS or result.code in FAULT_CODES:
-            incident = lease.generation if result.code == Broken.PROVIDER_LOST else None
-            self._hub.note_failed(lease.provider_id, job.model, incident)
+        if blame.at_fault(result):
+            self._hub.note_failed(lease.provider_id, job.model, blame.witness(job, result, lease.generation))
 
     def _frame(self, job: Job, request_id: str) -> str | Failure:
         """What a client may send is not always what fits into a frame: 1e15 is spelled in full there."""

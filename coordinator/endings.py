@@ -53,5 +53,8 @@ def broken(why: Broken) -> Failure:
             return Failure(503, "service_unavailable", why.value, message)
         case Broken.SEQUENCE_GAP:
             return internal_error("The provider's stream has a gap.", why.value, retryable=True)
+        case Broken.MALFORMED:
+            message = "The provider has sent a part of the answer that cannot be read."
+            return Failure(502, "internal_error", why.value, message, retryable=True)
         case _:
             assert_never(why)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import assert_never
 
 from coordinator import breaker, cooldown, fleet, log, mirror
-from coordinator.breaker import BreakerState
+from coordinator.breaker import BreakerState, Served, Witness
 from coordinator.config import Timings
-from coordinator.connection import Connection, Malformed
+from coordinator.connection import Connection, Malformed, Spoiled
 from coordinator.fleet import Hold, Presence, ProviderView
 from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
@@ -69,6 +69,7 @@ class Hub:
         self._links: dict[asyncio.Task[None], Link] = {}
         self._desired: DesiredModels | None = None
         self._drains: frozenset[str] = frozenset()
+        self._served = Served()
         self.orders = Orders()
         self.metrics = Metrics(self._count)
         self.watched_s = clock()
@@ -296,10 +297,20 @@ class Hub:
                 self._deliver(connection, message, len(frame))
             case PrefetchStatus() | LoadModelStatus():
                 self._note_progress(view, message)
+            case Spoiled():
+                self._spoil(connection, message)
             case Register():
                 connection.complain("register comes once")
             case _:
                 assert_never(message)
+
+    def _spoil(self, connection: Connection, frame: Spoiled) -> None:
+        """What was lost with the frame will not come again: the answer that it was part of ends, and no other."""
+        stream = self._streams.get(frame.request_id)
+        theirs = stream is not None and stream.connection is connection
+        if stream is not None and theirs:
+            stream.inbox.break_off(Broken.MALFORMED)
+        connection.complain_of(frame, theirs)
 
     def _note_progress(self, view: ProviderView, message: LoadModelStatus | PrefetchStatus) -> None:
         self._views[view.provider_id] = fleet.told(view, message, self._clock())
@@ -377,20 +388,24 @@ class Hub:
             for_s = cooling.until_s - now
             log.warning("capacity_cooldown", provider=provider_id, model=model, refusals=cooling.refusals, for_s=for_s)
 
-    def note_failed(self, provider_id: str, model: str, incident: int | None = None) -> None:
-        """A request has failed there, and the provider is to blame. `incident`: the connection, where it was lost."""
+    def note_failed(self, provider_id: str, model: str, witness: Witness) -> None:
+        """A request has failed there, and the provider may be to blame."""
         view = self._views.get(provider_id)
         if view is None:
             return
         now, known = self._clock(), view.breakers.get(model)
-        broken = breaker.failed(known, now, incident)
+        broken = breaker.failed(known, now, witness, self._served.others(provider_id, model, witness.key, now))
+        if broken is known:
+            return
         self._views[provider_id] = fleet.failed(view, model, broken)
-        if broken is not known and broken.state(now) is BreakerState.OPEN:
+        if broken.state(now) is BreakerState.OPEN:
             self.metrics.breakers_opened.inc()
             for_s = broken.until_s - now
             log.warning("breaker_opened", provider=provider_id, model=model, failures=broken.failures, for_s=for_s)
 
-    def note_succeeded(self, provider_id: str, model: str) -> None:
+    def note_succeeded(self, provider_id: str, model: str, key: int) -> None:
+        """A request of that key's."""
+        self._served.note(provider_id, model, key, self._clock())
         view = self._views.get(provider_id)
         if view is None or model not in view.breakers:
             return

@@ -28,6 +28,7 @@ class Broken(StrEnum):
     """Its socket takes no more: the request was not sent."""
     SLOW_CLIENT = "client_too_slow"
     SEQUENCE_GAP = "sequence_gap"
+    MALFORMED = "malformed_frame"
     STOPPING = "coordinator_stopping"
 
 

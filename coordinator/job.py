@@ -25,6 +25,8 @@ class Job:
     """Among the requests of its key: higher first."""
     request_id: str = ""
     """X-Request-ID, for the log."""
+    allowed: frozenset[str] | None = None
+    """The models that its key may use; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

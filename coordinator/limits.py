@@ -27,6 +27,16 @@ class Exceeded:
     retry_after_s: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How much of a limit is left, and when all of it will be there again if nothing more is used."""
+
+    limit: LimitName
+    allowed: int
+    remaining: int
+    reset_s: float
+
+
 @dataclass(slots=True)
 class Bucket:
     """`level` is below 0 when more was used than anybody had foreseen."""
@@ -74,6 +84,20 @@ class RateLimits:
         reserved = self._reserved.pop(job_id, None)
         if reserved is not None:
             self._take(reserved.token_id, "tokens_per_minute", used_tokens - reserved.tokens)
+
+    def standings(self, token: Token) -> list[Standing]:
+        """Of each limit that the key has."""
+        told: tuple[tuple[LimitName, int | None], ...] = (
+            ("requests_per_minute", token.limits.requests_per_minute),
+            ("tokens_per_minute", token.limits.tokens_per_minute),
+        )
+        return [self._standing(token.id, limit, per_minute) for limit, per_minute in told if per_minute is not None]
+
+    def _standing(self, token_id: int, limit: LimitName, per_minute: int) -> Standing:
+        bucket = self._bucket(token_id, limit, per_minute)
+        bucket.fill(per_minute, self._clock())
+        missing = per_minute - bucket.level
+        return Standing(limit, per_minute, max(0, math.floor(bucket.level)), missing * MINUTE_S / per_minute)
 
     def _short(self, token: Token, limit: LimitName, per_minute: int | None, wanted: int) -> Exceeded | None:
         if per_minute is None:

@@ -251,4 +251,5 @@ class _Round:
 
 
 def matches(pool: Pool, view: ProviderView) -> bool:
-    return pool.providers == "*" or fnmatchcase(view.name, pool.providers)
+    """By its name, of which there may be several, or by its id."""
+    return pool.providers in ("*", view.provider_id) or fnmatchcase(view.name, pool.providers)

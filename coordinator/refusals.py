@@ -1,5 +1,6 @@
 """What a client is told of a request that no provider takes."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from coordinator.estimates import Tokens
@@ -8,19 +9,28 @@ from coordinator.routing import Beyond, Refused
 from provider.api.wire import Failure, context_exceeded, model_not_found, queue_full, unavailable
 
 RETRY_AFTER_S = 2
+MOST_NAMED = 50
+"""Models in one message."""
 
 
-def refusal(model: str, models: list[str], tokens: Tokens, refused: Refused) -> Failure:
-    """Of what waiting does not help; `models` are those that are served."""
+def refusal(model: str, models: Iterable[str], tokens: Tokens, refused: Refused) -> Failure:
+    """Of what waiting does not help; `models` are those that could be asked for instead."""
     if refused.beyond is not None:
         return _too_long(model, tokens, refused.beyond)
     reason = named_reason(refused)
     if reason is Reason.MODEL_NOT_SERVED:
-        return model_not_found(model, models)
+        return not_served(model, models)
     message = f"No provider can take a request for {model!r} now: {tally(refused)}."
     if reason in BUSY:
         return replace(queue_full(message), code=reason.value)
     return unavailable(message, reason.value, RETRY_AFTER_S)
+
+
+def not_served(model: str, models: Iterable[str]) -> Failure:
+    """`models`: those that could be asked for instead."""
+    told = list(models)
+    more = len(told) - MOST_NAMED
+    return model_not_found(model, told if more <= 0 else [*told[:MOST_NAMED], f"and {more} more"])
 
 
 def named_reason(refused: Refused) -> Reason:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -16,7 +17,18 @@ from coordinator.reasons import BUSY, CODES, REASONS, Reason
 from coordinator.store.records import MemoryTables
 from coordinator.views import Seen, Views
 
-__all__ = ["BUSY", "Beyond", "Candidate", "Chosen", "Reason", "Refused", "Request", "explain", "route"]
+__all__ = [
+    "BUSY",
+    "Beyond",
+    "Candidate",
+    "Chosen",
+    "Explanation",
+    "Reason",
+    "Refused",
+    "Request",
+    "explain",
+    "route",
+]
 
 TIE_SHARE = 0.1
 """Costs as near as this to the least are the same: no prediction is better."""
@@ -99,22 +111,64 @@ def route(
     return Chosen(seen.ids[row], float(cost[row]), _terms(request, seen, rates, now_s, row), candidates)
 
 
+class Explanation:
+    """Every provider as `route` sees it at one moment. It is of copies: what changes afterwards is not seen, so that
+    it may be read bit by bit."""
+
+    def __init__(self, request: Request, views: Views, now_s: float, timings: Timings, tables: MemoryTables) -> None:
+        self.views = views.copied()
+        self._request = request
+        self._now_s = now_s
+        seen = views.seen(request.model, tables)
+        self._rows = {} if seen is None else dict(seen.rows)
+        if seen is None:
+            self._codes = np.zeros(0, np.uint8)
+            return
+        self._codes = _codes(request, seen, now_s, timings)
+        self._own = np.array(seen.own)
+        self._rates, self._last = costs.rates(seen.own), _served_last(request, seen)
+        self._slowdown = seen.machine.slowdown
+
+    @property
+    def counts(self) -> dict[Reason, int]:
+        """How many have which reason; all others could take it."""
+        return _counts(self._codes, len(self.views))
+
+    def nearest(self, most: int) -> list[str]:
+        """So many ids: in the order of `views` where that is all of them, else the cheapest first, and then those that
+        are nearest to a yes."""
+        if most >= len(self.views) or not self._rows:
+            return list(self.views)[:most]
+        place = Place(*self._own)
+        cost = costs.cost(self._request, place, self._rates, self._slowdown, self._last, self._now_s)
+        nearness = np.where(self._codes == 0, np.inf, self._codes)
+        ids = {row: one for one, row in self._rows.items()}
+        serving = [ids[row] for row in np.lexsort((cost, -nearness))[:most].tolist()]
+        others = (one for one in self.views if one not in self._rows)
+        return [*serving, *islice(others, most - len(serving))]
+
+    def candidates(self, ids: Iterable[str]) -> list[Candidate]:
+        return [self._candidate(one) for one in ids]
+
+    def _candidate(self, provider_id: str) -> Candidate:
+        row = self._rows.get(provider_id)
+        if row is None:
+            return Candidate(provider_id, Reason.MODEL_NOT_SERVED, None)
+        code = int(self._codes[row])
+        if code:
+            return Candidate(provider_id, REASONS[code - 1], None)
+        own, mine = Place(*self._own[:, row].tolist()), Rates(*(column.item(row) for column in self._rates))
+        slowdown = self._slowdown.item(row)
+        terms = costs.terms(self._request, own, mine, slowdown, row == self._last, self._now_s)
+        return Candidate(provider_id, None, terms)
+
+
 def explain(
     request: Request, views: Views, now_s: float, timings: Timings, tables: MemoryTables
 ) -> dict[str, Candidate]:
     """Every provider, in the order of `views`, as `route` sees it."""
-    verdicts = {one: Candidate(one, Reason.MODEL_NOT_SERVED, None) for one in views}
-    seen = views.seen(request.model, tables)
-    if seen is None:
-        return verdicts
-    rates, last = costs.rates(seen.own), _served_last(request, seen)
-    codes = _codes(request, seen, now_s, timings)
-    places, speeds, slowdowns = _rows(seen.own), _rows(rates), seen.machine.slowdown.tolist()
-    for row, (one, code) in enumerate(zip(seen.ids, codes.tolist(), strict=True)):
-        own, mine, slowdown = Place(*places[row]), Rates(*speeds[row]), slowdowns[row]
-        terms = None if code else costs.terms(request, own, mine, slowdown, row == last, now_s)
-        verdicts[one] = Candidate(one, REASONS[code - 1] if code else None, terms)
-    return verdicts
+    explanation = Explanation(request, views, now_s, timings, tables)
+    return {one.provider_id: one for one in explanation.candidates(explanation.views)}
 
 
 def reasons(
@@ -144,10 +198,6 @@ def _tried(request: Request, seen: Seen) -> list[int]:
 
 def _served_last(request: Request, seen: Seen) -> int | None:
     return None if request.served_last is None else seen.rows.get(request.served_last)
-
-
-def _rows(columns: Iterable[Floats]) -> list[tuple[float, ...]]:
-    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _terms(request: Request, seen: Seen, rates: Rates[Floats], now_s: float, row: int) -> Terms[float]:

@@ -51,6 +51,8 @@ class Services:
     recorder: Recorder
     reference: Reference
     placer: Placer
+    explaining: asyncio.Lock
+    """Around what looks at every provider on behalf of one caller: one at a time."""
 
     def health(self) -> Health:
         """Of this process: a coordinator without providers is well."""
@@ -122,7 +124,9 @@ def _wire(settings: Settings, store: Store, leadership: Leadership) -> Services:
     )
     keys = KeyRing(store.live_tokens, time.monotonic, used, settings.timings.key_fresh_s)
     placer = Placer(hub, reference, leadership, settings.timings, settings.pace, time.monotonic)
-    return Services(settings, store, keys, limits, hub, dispatcher, accounts, recorder, reference, placer)
+    return Services(
+        settings, store, keys, limits, hub, dispatcher, accounts, recorder, reference, placer, asyncio.Lock()
+    )
 
 
 def _sighting(message: Register) -> Sighting:

@@ -66,6 +66,10 @@ class Views(Mapping[str, ProviderView]):
             self._remove(model, provider_id)
         self._tell(provider_id)
 
+    def copied(self) -> dict[str, ProviderView]:
+        """As they are now; a view itself never changes."""
+        return dict(self._views)
+
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Called, after each change of a provider's view, with its id; not to change views itself."""
         self._listeners.append(listener)
@@ -74,6 +78,11 @@ class Views(Mapping[str, ProviderView]):
     def models(self) -> list[str]:
         """What anybody listed advertises."""
         return sorted(self._models)
+
+    @property
+    def present(self) -> list[str]:
+        """Of those, what anybody advertises who is connected."""
+        return [model for model in self.models if self._here(model)]
 
     def seen(self, model: str, tables: MemoryTables) -> Seen | None:
         """None where nobody advertises it."""
@@ -91,6 +100,10 @@ class Views(Mapping[str, ProviderView]):
     def told_of(self, model: str, provider_id: str) -> int:
         places = self._models[model]
         return int(places.told[places.rows[provider_id]])
+
+    def _here(self, model: str) -> bool:
+        machines = Machines(self._machines, self._models[model].machine_rows)
+        return bool(machines.connected.any())
 
     def _tell(self, provider_id: str) -> None:
         for listener in self._listeners:

@@ -8,6 +8,7 @@ from provider.api.wire import Failure, internal_error
 from provider.errors import RequestFailed
 from provider.protocol import MAX_FRAME_BYTES, InferenceAccepted, InferenceError, Wire, encode
 from provider.replay import Replay, size_of
+from provider.wire_limits import MOST_MESSAGE
 
 REPLAY_LOST = internal_error(
     "The provider no longer has the part of this answer that was lost with its connection.", "replay_lost"
@@ -77,7 +78,7 @@ class Delivery:
                 seq=self.next_seq,
                 status=failure.status,
                 code=failure.code,
-                message=failure.message,
+                message=failure.message[:MOST_MESSAGE],
                 retryable=failure.retryable,
                 detail=detail,
             )

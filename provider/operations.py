@@ -5,6 +5,7 @@ Each runs as a task that outlives the connection it came by; progress goes to wh
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, assert_never
@@ -14,6 +15,7 @@ from provider.catalog import Model
 from provider.errors import ExactUnavailable, ModelError, RequestFailed, WorkerError
 from provider.loading import LoadRefused
 from provider.protocol import (
+    DIGEST_FORM,
     DesiredModels,
     LoadModel,
     LoadModelStatus,
@@ -23,6 +25,7 @@ from provider.protocol import (
     Wire,
 )
 from provider.residency import Residency
+from provider.wire_limits import MOST_REASON
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +129,9 @@ class Operations:
         id = asked.model_id
         if self._refused(asked, say):
             return
+        if asked.digest is not None and not re.fullmatch(DIGEST_FORM, asked.digest):
+            _say_prefetch(say, id, "failed", "invalid_digest: not a SHA-256 in hex, which is 64 digits in lower case")
+            return
         _say_prefetch(say, id, "started")
         try:
             _say_prefetch(say, id, "downloading")
@@ -218,12 +224,16 @@ class Operations:
 
 
 def _say_prefetch(say: Say, model_id: str, status: PrefetchState, reason: str | None = None) -> None:
-    say(PrefetchStatus(model_id=model_id, status=status, reason=reason))
+    say(PrefetchStatus(model_id=model_id, status=status, reason=None if reason is None else reason[:MOST_REASON]))
 
 
 def _load_failed(
     model_id: str, reason: str, required_bytes: int | None = None, free_bytes: int | None = None
 ) -> LoadModelStatus:
     return LoadModelStatus(
-        model_id=model_id, status="failed", reason=reason, required_bytes=required_bytes, free_bytes=free_bytes
+        model_id=model_id,
+        status="failed",
+        reason=reason[:MOST_REASON],
+        required_bytes=required_bytes,
+        free_bytes=free_bytes,
     )

@@ -7,12 +7,25 @@ to warn about, anything else that does not parse is a ProtocolViolation.
 
 import json
 import math
-from typing import Annotated, Any, Literal, TypeVar
+import re
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from provider.api.decoding import uncollected
+from provider.wire_limits import (
+    MOST_BYTES,
+    MOST_CODE,
+    MOST_LABEL,
+    MOST_LISTED,
+    MOST_MESSAGE,
+    MOST_NAME,
+    MOST_NUMBER,
+    MOST_REASON,
+    bounded_object,
+    bounded_usage,
+)
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 * 2**20
@@ -22,8 +35,6 @@ LOST_AFTER_S = 45
 LISTED_AFTER_LOSS_S = 600
 PING_S = 10
 MALFORMED_LIMIT = 3
-MOST_LISTED = 4096
-"""Models, slots or requests in one message: far more than a machine has, and no burden to whoever keeps them."""
 ACK_EVERY = 64
 ACK_BYTES = 2**20
 """An acknowledgement is due after so many frames of a request, or so many bytes, or its last frame."""
@@ -36,15 +47,25 @@ CLOSE_SUPERSEDED = 4409
 CLOSE_ENDED = 4410
 """Of a provider that ends: it does not come back with what it was doing. Proxies that restart say 1001."""
 
+DIGEST_FORM = r"^[0-9a-f]{64}$"
+"""Of weights: a SHA-256 in hex."""
+
 M = TypeVar("M")
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+Bytes = Count
+Few = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
+Tokens = Few
+Name = Annotated[str, Field(max_length=MOST_NAME)]
+"""Of a model or a request."""
+Label = Annotated[str, Field(max_length=MOST_LABEL)]
+Words = Annotated[str, Field(max_length=MOST_REASON)]
 INVALID: Literal["invalid"] = "invalid"
 
 
 def _measured(told: object) -> int | Literal["invalid"] | None:
     if told is None:
         return None
-    if isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < 2**63:
+    if isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told <= MOST_BYTES:
         return int(told)
     return INVALID
 
@@ -70,68 +91,70 @@ class Wire(BaseModel):
 
 
 class Hardware(Wire):
-    chip: str
-    memory_bytes: Count
+    chip: Label
+    memory_bytes: Bytes
     memory_kind: MemoryKind
-    cores: Count
+    cores: Few
 
 
 class MtpStatus(Wire):
     active: bool
-    reason: str | None = None
+    reason: Words | None = None
 
 
 class ModelAd(Wire):
-    id: str
-    model_type: str
-    quantization: str | None = None
-    size_bytes: Count
-    context_length: Count
-    kv_bytes_per_token: Count
-    state_bytes: Count
+    id: Name
+    model_type: Label
+    quantization: Label | None = None
+    size_bytes: Bytes
+    context_length: Tokens
+    kv_bytes_per_token: Bytes
+    state_bytes: Bytes
     vision: bool = False
     exact: Exactness = "off"
     mtp: MtpStatus
-    weight_digest: str | None = None
+    weight_digest: Label | None = None
 
 
 class ResumePoint(Wire):
-    request_id: str
+    request_id: Name
     next_seq: Count
 
 
 class Register(Wire):
     type: Literal["register"] = "register"
-    protocol: int
-    provider_id: str
-    name: str
-    version: str
-    backend: str
+    protocol: Few
+    provider_id: Label
+    name: Label
+    version: Label
+    backend: Label
     hardware: Hardware
     models: list[ModelAd] = Field(max_length=MOST_LISTED)
     resume: list[ResumePoint] = Field(default_factory=list, max_length=MOST_LISTED)
 
 
 class MemoryReport(Wire):
-    physical_bytes: Measured
-    effective_cap_bytes: Measured
-    active_bytes: Measured
-    cache_bytes: Measured
+    """What is left out is unknown."""
+
+    physical_bytes: Measured = None
+    effective_cap_bytes: Measured = None
+    active_bytes: Measured = None
+    cache_bytes: Measured = None
     activation_reserve_bytes: Measured = None
     free_for_load_bytes: Measured = None
 
 
 class Slot(Wire):
-    model: str
+    model: Name
     state: SlotState
-    running: Count = 0
-    waiting: Count = 0
-    parked: Count = 0
-    max_concurrency: Count = 0
-    tokens_used: Count = 0
-    tokens_queued: Count = 0
-    tokens_max: Count = 0
-    kv_bytes_per_token: Count = 0
+    running: Few = 0
+    waiting: Few = 0
+    parked: Few = 0
+    max_concurrency: Few = 0
+    tokens_used: Tokens = 0
+    tokens_queued: Tokens = 0
+    tokens_max: Tokens = 0
+    kv_bytes_per_token: Bytes = 0
     decode_tps: Rate = None
     prefill_tps: Rate = None
 
@@ -147,7 +170,7 @@ class Heartbeat(Wire):
     type: Literal["heartbeat"] = "heartbeat"
     status: Literal["idle", "serving", "draining"]
     capacity_seq: Count
-    memory: MemoryReport
+    memory: MemoryReport = Field(default_factory=MemoryReport)
     slots: list[Slot] = Field(max_length=MOST_LISTED)
     thermal: Literal["nominal", "fair", "serious", "critical"] = "nominal"
     stats: Stats = Field(default_factory=Stats)
@@ -155,7 +178,7 @@ class Heartbeat(Wire):
 
 class InferenceAccepted(Wire):
     type: Literal["inference_accepted"] = "inference_accepted"
-    request_id: str
+    request_id: Name
 
 
 class InferenceChunk(Wire):
@@ -163,33 +186,33 @@ class InferenceChunk(Wire):
     be billed; None from a provider that does not tell."""
 
     type: Literal["inference_chunk"] = "inference_chunk"
-    request_id: str
+    request_id: Name
     seq: Count
     data: dict[str, Any]
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
 
 
 class InferenceNotice(Wire):
     type: Literal["inference_notice"] = "inference_notice"
-    request_id: str
+    request_id: Name
     seq: Count
     kind: NoticeKind
 
 
 class Preempt(Wire):
-    parks: Count = 0
-    recomputes: Count = 0
+    parks: Few = 0
+    recomputes: Few = 0
 
 
 class InferenceComplete(Wire):
     """`body` is the whole object of a non-streaming request, else null; `usage` is OpenAI's usage object."""
 
     type: Literal["inference_complete"] = "inference_complete"
-    request_id: str
+    request_id: Name
     seq: Count
     body: dict[str, Any] | None = None
-    usage: dict[str, Any]
+    usage: Annotated[dict[str, Any], AfterValidator(bounded_usage)]
     preempt: Preempt = Field(default_factory=Preempt)
 
 
@@ -197,31 +220,31 @@ class InferenceError(Wire):
     """`detail` carries the error object's `type`, `param` and further members (provider.api.wire.Failure)."""
 
     type: Literal["inference_error"] = "inference_error"
-    request_id: str
+    request_id: Name
     seq: Count
-    status: int
-    code: str
-    message: str
+    status: Few
+    code: str = Field(max_length=MOST_CODE)
+    message: str = Field(max_length=MOST_MESSAGE)
     retryable: bool
-    detail: dict[str, Any] = Field(default_factory=dict)
+    detail: Annotated[dict[str, Any], AfterValidator(bounded_object)] = Field(default_factory=dict)
 
 
 class PrefetchStatus(Wire):
     type: Literal["prefetch_status"] = "prefetch_status"
-    model_id: str
+    model_id: Name
     status: Literal["started", "downloading", "verified", "failed", "deferred"]
-    reason: str | None = None
-    bytes_done: Count | None = None
-    bytes_total: Count | None = None
+    reason: Words | None = None
+    bytes_done: Bytes | None = None
+    bytes_total: Bytes | None = None
 
 
 class LoadModelStatus(Wire):
     type: Literal["load_model_status"] = "load_model_status"
-    model_id: str
+    model_id: Name
     status: Literal["started", "succeeded", "failed"]
-    reason: str | None = None
-    required_bytes: Count | None = None
-    free_bytes: Count | None = None
+    reason: Words | None = None
+    required_bytes: Bytes | None = None
+    free_bytes: Bytes | None = None
 
 
 class ModelsUpdate(Wire):
@@ -336,7 +359,12 @@ _FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(Annotated[FromCoor
 
 
 class ProtocolViolation(ValueError):
-    """A frame that is not a message: not JSON, not an object, no type, or a field of the wrong form."""
+    """A frame that is not a message: not JSON, not an object, no type, or a field of the wrong form or beyond a limit.
+    `request_id`: of the request that it says something of, where that can be read."""
+
+    def __init__(self, message: str, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
 
 
 class UnknownType(ValueError):
@@ -366,24 +394,66 @@ def encode(message: Wire) -> str:
 
 
 def _parse(adapter: TypeAdapter[M], frame: str | bytes) -> M:
-    try:
-        with uncollected():
-            value = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolViolation(f"the frame is not JSON: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+    value, exceptional = _read(frame)
+    if not isinstance(value, dict):
         raise ProtocolViolation("the frame is not an object with a string `type`")
+    request_id = _name(value.get("request_id"))
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        raise ProtocolViolation("the frame is not an object with a string `type`", request_id)
+    if exceptional and kind != "heartbeat":
+        raise ProtocolViolation(f"{kind[:MOST_CODE]!r}: it holds a number that is not finite", request_id)
     if _has_lone_surrogate(frame, value):
-        raise ProtocolViolation(f"{value['type'][:40]!r}: a string holds half a surrogate pair")
+        raise ProtocolViolation(f"{kind[:MOST_CODE]!r}: a string holds half a surrogate pair", request_id)
     try:
         with uncollected():
             return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "union_tag_invalid":
-            raise UnknownType(value["type"]) from None
+            raise UnknownType(kind) from None
         where = ".".join(str(part) for part in first["loc"])
-        raise ProtocolViolation(f"{value['type']}: {where}: {first['msg']}") from None
+        raise ProtocolViolation(f"{kind}: {where}: {first['msg']}", request_id) from None
+
+
+class _NotFinite(ValueError):
+    """Python reads and writes such numbers, and JSON has none."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NotFinite(name)
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _NotFinite(text)
+    return number
+
+
+_STRICT = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant)
+_BEGINNING = re.compile(
+    r'\s*\{(?:\s*"(?:type|seq)"\s*:\s*(?:"[^"\\]{0,128}"|\d{1,20})\s*,){0,2}\s*"request_id"\s*:\s*"([^"\\]+)"'
+)
+
+
+def _read(frame: str | bytes) -> tuple[object, bool]:
+    """What the frame holds, and whether numbers are among it that are not finite. Raises ProtocolViolation."""
+    try:
+        with uncollected():
+            text = frame if isinstance(frame, str) else frame.decode(json.detect_encoding(frame), "surrogatepass")
+            try:
+                return _STRICT.decode(text), False
+            except _NotFinite:
+                return json.loads(text), True
+    except (ValueError, RecursionError) as error:
+        begins = _BEGINNING.match(frame[:4096]) if isinstance(frame, str) else None
+        told = _name(begins[1]) if begins else None
+        raise ProtocolViolation(f"the frame is not JSON: {error}", told) from error
+
+
+def _name(told: object) -> str | None:
+    return told if isinstance(told, str) and len(told) <= MOST_NAME else None
 
 
 def _has_lone_surrogate(frame: str | bytes, value: object) -> bool:

@@ -15,14 +15,16 @@ from coordinator.api.body import described, read
 from coordinator.api.errors import Refusal
 from coordinator.api.fleet import provider_named
 from coordinator.orders import Awaited, End, Order, Outcome, failure_code, lacked_memory
+from coordinator.refusals import not_served
 from coordinator.services import Services
 from coordinator.store.records import Desired, DesiredList, Pool, Token, TokenKind
-from provider.api.wire import Failure, memory_refused, model_not_found, unavailable
-from provider.protocol import DesiredModel, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
+from provider.api.wire import Failure, memory_refused, unavailable
+from provider.protocol import DIGEST_FORM, DesiredModel, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
 
 router = APIRouter(responses={"default": {"description": "An error, in OpenAI's form."}})
 Operator = Annotated[Token, Depends(requires(TokenKind.ADMIN))]
 Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Digest = Annotated[str, Field(pattern=DIGEST_FORM)]
 MAX_DESIRED = 1000
 MAX_POOLS = 100
 EVERYBODY = "*"
@@ -44,11 +46,11 @@ class Prefetch(_Body):
 
     model: Text
     source: Text
-    digest: Text | None = None
+    digest: Digest | None = None
 
 
 class PoolOrder(_Body):
-    """`providers` is a glob over the names of providers."""
+    """`providers` is a glob over the names of providers, or the id of one."""
 
     providers: Text
     min_warm: Warm
@@ -59,7 +61,7 @@ class DesiredModelOrder(_Body):
 
     id: Text
     source: Text
-    digest: Text | None = None
+    digest: Digest | None = None
     min_warm: Warm = 0
     pools: list[PoolOrder] = Field(default_factory=list, max_length=MAX_POOLS)
 
@@ -114,7 +116,7 @@ async def unload(request: Request, provider: str, _: Operator, wait: bool = True
     order = UnloadModel(model_id=(await read(request, Model)).model)
     view = provider_named(services, provider)
     if order.model_id not in view.models and order.model_id not in view.slots:
-        raise Refusal(model_not_found(order.model_id, sorted(view.models)))
+        raise Refusal(not_served(order.model_id, sorted(view.models)))
     return await _ordered(services, provider, order, services.settings.timings.load_s if wait else None)
 
 

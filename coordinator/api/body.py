@@ -1,6 +1,7 @@
 """Reads a JSON object of bounded size, which is all that the coordinator asks of a generation's body."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
@@ -79,7 +80,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise Refusal(refused)
     try:
         with uncollected():
-            value = json.loads(body.decode(), parse_constant=_refuse_constant)
+            value = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
         if HALF_A_PAIR.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -91,3 +92,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """What is read as infinite could not be sent on."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number

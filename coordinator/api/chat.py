@@ -47,6 +47,7 @@ async def generate(request: Request, caller: Caller) -> Response:
         started_at=datetime.now(UTC),
         priority=_priority(body),
         request_id=request.state.request_id,
+        allowed=caller.limits.models,
     )
     request.state.job_id = job.id
     services = services_of(request)

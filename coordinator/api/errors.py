@@ -1,5 +1,7 @@
 """The one place where a failure becomes an HTTP answer, in the form of the API that was called."""
 
+from collections.abc import Mapping
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,11 +15,12 @@ from provider.api.wire import MAX_BODY_BYTES, Failure, internal_error, invalid_r
 
 
 class Refusal(Exception):
-    """Ends a request with `failure`."""
+    """Ends a request with `failure`; `headers` go with it."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(failure.message)
         self.failure = failure
+        self.headers = headers or {}
 
 
 def answer(failure: Failure, path: str) -> Response:
@@ -34,6 +37,8 @@ def install(app: FastAPI) -> None:
 async def _answer(request: Request, error: Exception) -> Response:
     path = request.url.path
     response = answer(failure_of(error, request.method, path), form_path(path, request.headers))
+    if isinstance(error, Refusal):
+        response.headers.update(error.headers)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
         if error.status_code == 405:

@@ -6,15 +6,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
+from starlette.responses import Response
 
 from coordinator import mirror, routing
 from coordinator.admission import Waiting
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
+from coordinator.api.slices import json_list, json_object, to_json
 from coordinator.breaker import BreakerState
 from coordinator.config import Timings
 from coordinator.details import detail
 from coordinator.fleet import Noted, Presence, ProviderView, presence
+from coordinator.gates import Codes
 from coordinator.reasons import REASONS, Reason
 from coordinator.routing import Request as Wanted
 from coordinator.services import Services
@@ -24,15 +27,21 @@ from provider.protocol import ModelAd
 
 router = APIRouter()
 MOST_DECISIONS = 20
+MOST_NAMESAKES = 20
+"""Told of in one message."""
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 
 @router.get("/v1/fleet")
-async def fleet(request: Request, _: Reader) -> dict[str, Any]:
+async def fleet(request: Request, _: Reader) -> Response:
+    """Of one moment, though it is written over several turns of the event loop."""
     services = services_of(request)
-    shown = Shown(services, time.monotonic(), services.hub.views.models)
-    waiting = [_waiting(one) for one in services.dispatcher.admission.waiting()]
-    return {"providers": [shown.provider(view) for view in services.hub.views.values()], "waiting": waiting}
+    async with services.explaining:
+        shown = Shown(services, time.monotonic(), services.hub.views.models)
+        waiting = [_waiting(one) for one in services.dispatcher.admission.waiting()]
+        providers = await json_list(list(services.hub.views.copied().values()), shown.provider)
+    answer = json_object(providers=providers, waiting=to_json(waiting).encode())
+    return Response(answer, media_type="application/json")
 
 
 @router.get("/v1/fleet/{provider}")
@@ -48,12 +57,19 @@ async def one_provider(request: Request, provider: str, _: Reader) -> dict[str, 
 def provider_named(services: Services, provider: str) -> ProviderView:
     """By id, or by name where only one has it. Raises Refusal."""
     views = services.hub.views
+    if provider in views:
+        return views[provider]
     named = [view for view in views.values() if view.name == provider]
-    view = views.get(provider) or (named[0] if len(named) == 1 else None)
-    if view is None:
-        message = f"No provider {provider!r} is listed."
+    if len(named) == 1:
+        return named[0]
+    if not named:
+        message = f"No provider {provider!r} is listed: `GET /v1/fleet` shows those that are."
         raise Refusal(Failure(404, "invalid_request_error", "provider_not_found", message))
-    return view
+    now_s, timings = time.monotonic(), services.settings.timings
+    ids = [f"{view.provider_id} ({presence(view, now_s, timings).value})" for view in named[:MOST_NAMESAKES]]
+    more = f" and {len(named) - len(ids)} more" if len(named) > len(ids) else ""
+    message = f"{len(named)} providers are named {provider!r}: use the id of one, {', '.join(ids)}{more}."
+    raise Refusal(Failure(409, "invalid_request_error", "provider_ambiguous", message))
 
 
 class Shown:
@@ -66,15 +82,20 @@ class Shown:
 
     def provider(self, view: ProviderView) -> dict[str, Any]:
         timings, tables = self._services.settings.timings, self._services.reference.tables
-        reasons = {model: self._reasons[model][view.provider_id] for model in view.models}
+        reasons = {model: self._reason(model, view.provider_id) for model in view.models}
         return provider_json(view, self._now_s, timings, tables, reasons)
 
-    def _reasons_of(self, model: str) -> dict[str, Reason | None]:
-        """By provider."""
+    def _reason(self, model: str, provider_id: str) -> Reason | None:
+        rows, codes = self._reasons[model]
+        code = int(codes[rows[provider_id]])
+        return REASONS[code - 1] if code else None
+
+    def _reasons_of(self, model: str) -> tuple[dict[str, int], Codes]:
+        """The rows of providers, and their codes."""
         hub, timings = self._services.hub, self._services.settings.timings
         asked = Wanted(model, prompt_tokens=0)
         ids, codes = routing.reasons(asked, hub.views, self._now_s, timings, self._services.reference.tables)
-        return {one: REASONS[code - 1] if code else None for one, code in zip(ids, codes.tolist(), strict=True)}
+        return {one: row for row, one in enumerate(ids)}, codes
 
 
 def provider_json(

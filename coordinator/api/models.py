@@ -7,9 +7,9 @@ from starlette.requests import Request
 
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
+from coordinator.refusals import not_served
 from coordinator.store.records import Token, TokenKind
 from provider.api.model_list import ListedModel, model_list, model_object
-from provider.api.wire import model_not_found
 
 router = APIRouter()
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
@@ -22,9 +22,9 @@ async def models(request: Request, reader: Reader) -> dict[str, Any]:
 
 @router.get("/v1/models/{model:path}")
 async def model(request: Request, model: str, reader: Reader) -> dict[str, Any]:
-    known = _known(request, reader)
-    if model not in known:
-        raise Refusal(model_not_found(model, known))
+    if model not in _known(request, reader):
+        present = services_of(request).hub.views.present
+        raise Refusal(not_served(model, (name for name in present if reader.limits.allow(name))))
     return model_object(_listed(model), request.headers)
 
 

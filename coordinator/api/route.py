@@ -7,12 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
+from starlette.responses import Response
 
 from coordinator import routing
 from coordinator.api.auth import requires, services_of
 from coordinator.api.body import described, read
 from coordinator.api.errors import Refusal
 from coordinator.api.limited import not_allowed
+from coordinator.api.slices import json_list, json_object, to_json
 from coordinator.details import detail
 from coordinator.fleet import ProviderView
 from coordinator.routing import Candidate, Chosen, Reason, Refused
@@ -24,11 +26,12 @@ router = APIRouter(responses={"default": {"description": "An error, in OpenAI's 
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 Tokens = Annotated[int, Field(ge=0, le=2**40)]
 RNG = random.Random()
+LISTED, MOST_LISTED = 10_000, 1_000_000
 
 
 class Asked(BaseModel):
     """Of a request that is not made: its prompt and the longest answer that it would allow, in tokens. `exact` asks
-    for exact concurrency, `vision` for a model that sees pictures."""
+    for exact concurrency, `vision` for a model that sees pictures. `limit` is of the providers that are listed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -37,26 +40,43 @@ class Asked(BaseModel):
     max_tokens: Tokens
     exact: bool = False
     vision: bool = False
+    limit: Annotated[int, Field(ge=0, le=MOST_LISTED)] = LISTED
 
 
 @router.post("/v1/route", openapi_extra=described(Asked))
-async def route(request: Request, caller: Reader) -> dict[str, Any]:
+async def route(request: Request, caller: Reader) -> Response:
     asked = await read(request, Asked)
     if caller.kind is TokenKind.API and not caller.limits.allow(asked.model):
         raise Refusal(not_allowed(asked.model))
     services = services_of(request)
-    return decided(services, _wanted(services, asked), time.monotonic())
+    async with services.explaining:
+        answer = await _explained(services, _wanted(services, asked), time.monotonic(), asked.limit)
+    return Response(answer, media_type="application/json")
 
 
-def decided(services: Services, wanted: Wanted, now_s: float) -> dict[str, Any]:
+async def _explained(services: Services, wanted: Wanted, now_s: float, limit: int) -> bytes:
+    """Of one moment, though it is written over several turns of the event loop."""
     views, timings, tables = services.hub.views, services.settings.timings, services.reference.tables
     outcome = routing.route(wanted, views, now_s, RNG, timings, tables)
-    verdicts = routing.explain(wanted, views, now_s, timings, tables)
-    return {
-        "decision": _decision(outcome),
-        "refused": _refused(outcome),
-        "candidates": [_candidate(one, wanted, views[id], now_s, tables) for id, one in verdicts.items()],
-    }
+    explanation = routing.Explanation(wanted, views, now_s, timings, tables)
+
+    def shown(provider_id: str) -> dict[str, Any]:
+        (one,) = explanation.candidates([provider_id])
+        return _candidate(one, wanted, explanation.views[provider_id], now_s, tables)
+
+    return json_object(
+        decision=to_json(_decision(outcome)).encode(),
+        refused=to_json(_refused(outcome)).encode(),
+        counts=to_json(_counts(explanation)).encode(),
+        candidates=await json_list(explanation.nearest(limit), shown),
+    )
+
+
+def _counts(explanation: routing.Explanation) -> dict[str, int]:
+    """Of all providers, listed or not."""
+    counts = explanation.counts
+    eligible = len(explanation.views) - sum(counts.values())
+    return {"eligible": eligible, **{reason.value: count for reason, count in counts.items()}}
 
 
 def _wanted(services: Services, asked: Asked) -> Wanted:

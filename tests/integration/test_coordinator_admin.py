@@ -149,6 +149,32 @@ def test_an_order_need_not_be_waited_for(postgres: str) -> None:
     asyncio.run(scene())
 
 
+def test_of_several_providers_of_one_name_each_has_an_id(postgres: str) -> None:
+    async def scene() -> None:
+        async with (
+            coordinator(postgres) as running,
+            provider(running, provider_id="one", name="mini", models=BOTH) as one,
+            provider(running, provider_id="two", name="mini"),
+            running.client(running.admin_key) as client,
+        ):
+            ids = uuid_of("one"), uuid_of("two")
+            for method, path, body in (
+                ("GET", "/v1/fleet/{}", None),
+                ("POST", "/v1/admin/providers/{}/drain", {}),
+                ("POST", "/v1/admin/providers/{}/load?wait=false", {"model": OTHER}),
+            ):
+                got = await client.request(method, path.format("mini"), json=body)
+                assert error_of(got) == (409, "provider_ambiguous")
+                assert all(id in got.json()["error"]["message"] for id in ids)
+                got = await client.request(method, path.format(ids[0]), json=body)
+                assert got.status_code in (200, 202)
+            assert (await one.hears(LoadModel)).model_id == OTHER
+            shown = {each["id"]: each["drain_ordered"] for each in (await client.get("/v1/fleet")).json()["providers"]}
+            assert shown == {ids[0]: True, ids[1]: False}
+
+    asyncio.run(scene())
+
+
 def test_an_unload_is_done_when_no_slot_is_left(postgres: str) -> None:
     async def scene() -> None:
         async with (
@@ -197,11 +223,11 @@ def test_a_prefetch_is_sent_and_its_progress_shown(postgres: str) -> None:
             provider(running) as played,
             running.client(running.admin_key) as client,
         ):
-            body = {"model": OTHER, "source": "hub/other", "digest": "d1"}
+            body = {"model": OTHER, "source": "hub/other", "digest": "d1" * 32}
             got = await client.post("/v1/admin/providers/p1/prefetch", json=body)
             assert (got.status_code, got.json()["status"]) == (202, "sent")
             order = await played.hears(PrefetchModel)
-            assert (order.model_id, order.source, order.digest) == (OTHER, "hub/other", "d1")
+            assert (order.model_id, order.source, order.digest) == (OTHER, "hub/other", "d1" * 32)
             await played.say(PrefetchStatus(model_id=OTHER, status="downloading", bytes_done=3, bytes_total=9))
             (note,) = await until_shown(running, "prefetches")
             assert (note["status"], note["bytes_done"], note["bytes_total"]) == ("downloading", 3, 9)
@@ -213,8 +239,8 @@ def test_a_prefetch_is_sent_and_its_progress_shown(postgres: str) -> None:
 
 
 LISTS: list[list[dict[str, Any]]] = [
-    [{"id": "a", "source": "/models/a", "digest": None}, {"id": "b", "source": "hub/b", "digest": "d"}],
-    [{"id": "b", "source": "hub/b", "digest": "d"}],
+    [{"id": "a", "source": "/models/a", "digest": None}, {"id": "b", "source": "hub/b", "digest": "d" * 64}],
+    [{"id": "b", "source": "hub/b", "digest": "d" * 64}],
     [],
 ]
 
@@ -267,7 +293,10 @@ BAD: list[tuple[str, str, Any]] = [
     ("POST", "/v1/admin/providers/p1/load?wait=maybe", {"model": "m"}),
     ("POST", "/v1/admin/providers/p1/unload", []),
     ("POST", "/v1/admin/providers/p1/prefetch", {"model": "m"}),
+    ("POST", "/v1/admin/providers/p1/prefetch", {"model": "m", "source": "s", "digest": "d" * 63}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a"}]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "digest": "D" * 64}]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "digest": "d" * 64 + "\n"}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s"}, {"id": "a", "source": "t"}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": str(n), "source": "s"} for n in range(1001)]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "min_warm": -1}]}),

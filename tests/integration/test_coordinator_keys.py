@@ -179,6 +179,7 @@ def test_the_sdk_sees_and_uses_only_the_models_of_its_key(postgres: str) -> None
                 with pytest.raises(openai.APIStatusError) as away:
                     await client.chat.completions.create(**{**chat(), "model": "later"})
                 assert away.value.code == "model_not_found"
+                assert str(away.value.body["message"]).endswith(f"Served: {MODEL}.")  # type: ignore[index]
             async with running.client(key["secret"]) as client:
                 got = await client.post("/v1/messages", json={**chat(), "model": OTHER, "max_tokens": 5})
                 assert (got.status_code, got.json()["error"]["type"]) == (403, "permission_error")
@@ -195,10 +196,15 @@ def test_requests_beyond_the_limit_are_429_with_a_time(postgres: str) -> None:
         ):
             key, free = await made(admin, requests_per_minute=3), await made(admin)
             async with sdk(running, key["secret"]) as client:
-                for stream in (False, True, False):
-                    await client.chat.completions.create(**chat(stream))
+                for left, stream in ((2, False), (1, True), (0, False)):
+                    told = (await client.chat.completions.with_raw_response.create(**chat(stream))).headers
+                    rates = {name: told[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")}
+                    assert (rates["limit"], rates["remaining"]) == ("3", str(left))
+                    assert rates["reset"].endswith("s")
+                    assert "x-ratelimit-limit-tokens" not in told
                 with pytest.raises(openai.RateLimitError) as refused:
                     await client.chat.completions.create(**chat())
+            assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
             assert refused.value.code == "rate_limit_exceeded"
             body: Any = refused.value.body
             assert (body["limit"], body["allowed"]) == ("requests_per_minute", 3)
@@ -208,7 +214,8 @@ def test_requests_beyond_the_limit_are_429_with_a_time(postgres: str) -> None:
                 got = await client.post("/v1/messages", json={**chat(), "max_tokens": 5})
                 assert (got.status_code, got.json()["error"]["type"]) == (429, "rate_limit_error")
             async with sdk(running, free["secret"]) as client:
-                await client.chat.completions.create(**chat())
+                told = (await client.chat.completions.with_raw_response.create(**chat())).headers
+                assert not [name for name in told if "ratelimit" in name]
 
     asyncio.run(scene())
 
@@ -224,6 +231,8 @@ def test_tokens_are_reserved_as_asked_and_counted_as_used(postgres: str) -> None
 
                 refused = await ask(50)
                 assert error_of(refused) == (404, "model_not_found")
+                assert refused.headers["x-ratelimit-limit-tokens"] == "100"
+                assert int(refused.headers["x-ratelimit-remaining-tokens"]) <= 50
                 async with provider(running):
                     for max_tokens in (60, 60, 60, 60, 10, 10, 10, 10):
                         assert (await ask(max_tokens)).status_code == 200

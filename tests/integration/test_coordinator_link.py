@@ -242,6 +242,12 @@ def test_a_models_update_replaces_the_list(postgres: str) -> None:
             assert [model["id"] for model in models] == ["other"]
             got = await client.post("/v1/chat/completions", json=chat())
             assert (got.status_code, got.json()["error"]["code"]) == (404, "model_not_found")
+            assert got.json()["error"]["message"].endswith("Served: other.")
+            await played.socket.close()
+            await asyncio.sleep(0.1)
+            for got in (await client.post("/v1/chat/completions", json=chat()), await client.get("/v1/models/x")):
+                assert got.status_code == 404
+                assert got.json()["error"]["message"].endswith("Served: none.")
 
     asyncio.run(scene())
 

@@ -396,6 +396,46 @@ def test_a_gap_in_the_numbers_is_an_error_not_a_silent_loss(postgres: str) -> No
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_cannot_be_read_ends_at_once_is_cancelled_and_tried_elsewhere_where_it_may(
+    postgres: str, stream: bool
+) -> None:
+    """The frame is the last one: nothing after it would have shown that something is missing."""
+    chunk = {"type": "inference_chunk", "seq": 1, "data": {"choices": [{"logprobs": float("nan")}]}}
+    last = {"type": "inference_complete", "seq": 0, "usage": {"prompt_tokens": 2**62}, "body": whole("one")}
+
+    async def spoils(played: Provider, request: InferenceRequest) -> None:
+        await played.accept(request)
+        if stream:
+            await played.chunk(request, 0, "one ")
+        await played.socket.send(json.dumps({**(chunk if stream else last), "request_id": request.request_id}))
+
+    async def scene() -> None:
+        async with (
+            coordinator(postgres) as running,
+            running.client() as client,
+            provider(running, spoils, "spoils") as played,
+        ):
+            got = await asyncio.wait_for(client.post("/v1/chat/completions", json=chat(stream)), 10)
+            if stream:
+                told = events(got.text)
+                assert text_of(told) == "one "
+                error = json.loads(told[-2][6:])["error"]
+            else:
+                error = got.json()["error"]
+                assert got.status_code == 502
+            assert (error["code"], error["type"]) == ("malformed_frame", "internal_error")
+            await played.hears(Cancel)
+            assert played.socket.close_code is None
+            async with provider(running, provider_id="well", beats=False) as well:
+                await well.beat(slots=[slot(running=2)])
+                await asyncio.sleep(0.05)
+                assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+            await played.hears(InferenceRequest, 2)
+
+    asyncio.run(scene())
+
+
 def test_one_provider_cannot_answer_for_another(postgres: str) -> None:
     async def scene() -> None:
         async with (

@@ -78,6 +78,14 @@ def test_every_provider_appears_with_a_cost_or_a_reason_and_nothing_is_sent(post
                 assert (one["eligible"], one["reason"], one["cost_ms"], one["terms"]) == (False, reason, None, None)
             assert found["large"]["detail"] == "loading takes 10.8 GiB, 4.0 GiB are free for it"
 
+            counts = {"eligible": 4, "memory_cap": 1, "model_not_served": 1}
+            assert answer["counts"] == counts
+            for limit in (0, 1, 4, 5, 6):
+                short = await routed(running, limit=limit)
+                listed = sorted(found, key=lambda name: (found[name]["cost_ms"] or 1e9, name))[:limit]
+                assert set(by_name(short)) == set(listed)
+                assert (short["counts"], short["decision"]) == (counts, answer["decision"])
+
             answer = await routed(running, running.admin_key, exact=True)
             assert answer["decision"]["provider"] == uuid_of("exact")
             assert by_name(answer)["gpu"]["reason"] == "exact_not_on"

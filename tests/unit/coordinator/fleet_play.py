@@ -209,15 +209,24 @@ class FleetPlay:
         await settle()
         return played
 
-    def ask(self, key: int = 1, priority: int = 0, stream: bool = False, model: str = MODEL) -> Client:
+    def ask(
+        self, key: int = 1, priority: int = 0, stream: bool = False, model: str = MODEL, variant: int | None = None
+    ) -> Client:
+        """Each is another request, but for those of one `variant`."""
         number = len(self.clients)
+        top_k = 1 + (number if variant is None else variant)
         job = Job(
             id=f"j{number}",
             token_id=key,
             endpoint="/v1/chat/completions",
             model=model,
             stream=stream,
-            body={"model": model, "messages": [{"role": "user", "content": "Count."}], "stream": stream},
+            body={
+                "model": model,
+                "messages": [{"role": "user", "content": "Count."}],
+                "stream": stream,
+                "top_k": top_k,
+            },
             started_at=datetime.now(UTC),
             priority=priority,
             request_id=f"r{number}",

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -526,6 +527,65 @@ def test_who_keeps_failing_is_left_alone_then_tried_with_one_across_reconnects()
         assert (len(one.open), play.waiting) == (1, 2)
         await finish_one(play, one)
         assert (len(one.open), play.waiting) == (2, 0)
+        await play.end()
+
+    run(scene())
+
+
+async def fails_at(play: FleetPlay, one: PlayedProvider, key: int = 1, **values: Any) -> None:
+    (client,) = await play.asked(1, key=key, **values)
+    await play.settled()
+    one.fail(f"{client.job.id}.1", 500, "engine_error", retryable=False)
+    await play.settled()
+    assert client.failure.code == "engine_error"
+
+
+def test_one_body_that_always_fails_shuts_a_model_for_nobody() -> None:
+    async def scene() -> None:
+        play = FleetPlay()
+        one = await play.join("one")
+        for seed in range(4 * FAILURES):
+            await fails_at(play, one, variant=0, stream=bool(seed % 2))
+        assert play.hub.views[one.provider_id].breakers[MODEL].failures == 1
+        (other,) = await play.asked(1, key=2)
+        await play.settled()
+        await finish_one(play, one)
+        assert other.done
+        await play.end()
+
+    run(scene())
+
+
+def test_one_client_alone_shuts_a_model_only_where_nobody_else_is_served() -> None:
+    async def scene() -> None:
+        play = FleetPlay()
+        one = await play.join("one")
+        await play.asked(1, key=2)
+        await play.settled()
+        await finish_one(play, one)
+        for _ in range(4 * FAILURES):
+            await fails_at(play, one)
+        assert play.hub.views[one.provider_id].breakers[MODEL].failures == FAILURES - 1
+        await fails_at(play, one, key=2)
+        (waiting,) = await play.asked(1, key=3)
+        await play.settled()
+        assert (play.waiting, play.hub.views[one.provider_id].breakers[MODEL].failures) == (1, FAILURES)
+        assert not waiting.task.done()
+        await play.end()
+
+    run(scene())
+
+
+def test_what_a_request_itself_asks_for_counts_against_nobody() -> None:
+    async def scene() -> None:
+        play = FleetPlay()
+        one = await play.join("one")
+        for _ in range(2 * FAILURES):
+            (client,) = await play.asked(1)
+            await play.settled()
+            one.fail(f"{client.job.id}.1", 500, "answer_too_large", retryable=False)
+            await play.settled()
+        assert not play.hub.views[one.provider_id].breakers
         await play.end()
 
     run(scene())

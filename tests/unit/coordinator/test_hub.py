@@ -3,10 +3,18 @@
 import contextlib
 import json
 
+import pytest
+
 from coordinator.fleet import Presence
 from coordinator.hub import WATCH_EVERY_S
 from coordinator.inbox import Broken
-from provider.protocol import CLOSE_ENDED, InferenceAccepted, InferenceComplete
+from provider.protocol import (
+    CLOSE_ENDED,
+    CLOSE_PROTOCOL_ERROR,
+    MALFORMED_LIMIT,
+    InferenceAccepted,
+    InferenceComplete,
+)
 from tests.unit.coordinator.hub_world import REQUEST, World, chunk, heartbeat, play, settle, taken, uuid_of
 
 FLEET = 40
@@ -227,5 +235,63 @@ def test_a_coordinator_that_leaves_cancels_what_is_under_way() -> None:
             assert taken(inbox) == [Broken.STOPPING]
         assert wires.told("cancel") == [{"type": "cancel", "request_id": "j.1"}]
         assert wires.closed == 1001
+
+    play(scene)
+
+
+SPOILED = {
+    "no number": {"type": "inference_chunk", "request_id": "j.1", "seq": -1, "data": {}},
+    "no data": {"type": "inference_chunk", "request_id": "j.1", "seq": 1},
+    "a last word without usage": {"type": "inference_complete", "request_id": "j.1", "seq": 1},
+    "usage beyond all": {"type": "inference_complete", "request_id": "j.1", "seq": 1, "usage": {"total_tokens": 2**62}},
+    "a code of a megabyte": {
+        "type": "inference_error", "request_id": "j.1", "seq": 1, "status": 500, "code": "c" * 2**20, "message": "m",
+        "retryable": True,
+    },
+    "not a number": {"type": "inference_chunk", "request_id": "j.1", "seq": 1, "data": {"logprob": float("nan")}},
+    "no type": {"request_id": "j.1", "seq": 1},
+}  # fmt: skip
+CUT = '{"type":"inference_chunk","request_id":"j.1","seq":1,"data":{"choices":['
+OVERFLOWING = '{"type":"inference_chunk","request_id":"j.1","seq":1,"data":{"logprob":-1e999}}'
+
+
+FRAMES = {**{name: json.dumps(one) for name, one in SPOILED.items()}, "cut off": CUT, "overflowing": OVERFLOWING}
+
+
+@pytest.mark.parametrize("what", FRAMES)
+def test_a_frame_that_cannot_be_read_ends_its_own_request_and_no_other(what: str) -> None:
+    async def scene(world: World) -> None:
+        wires = await world.join()
+        with world.lease("k.1") as kept:
+            with world.lease("j.1") as spoiled:
+                for id in ("j.1", "k.1"):
+                    wires.say(InferenceAccepted(request_id=id))
+                    wires.say(chunk(0, id))
+                wires.say(FRAMES[what])
+                await settle()
+                assert taken(spoiled) == ["InferenceAccepted", 0, "malformed_frame"]
+            await settle()
+            assert [one["request_id"] for one in wires.told("cancel")] == ["j.1"]
+            for _ in range(MALFORMED_LIMIT):
+                wires.say(FRAMES[what])  # they were on their way
+            wires.say(chunk(1, "k.1"))
+            await settle()
+            assert taken(kept) == ["InferenceAccepted", 0, 1]
+        assert len(wires.told("protocol_error")) == 1 + MALFORMED_LIMIT
+        assert wires.closed is None
+
+    play(scene)
+
+
+def test_a_frame_that_cannot_be_read_says_nothing_of_another_providers_request() -> None:
+    async def scene(world: World) -> None:
+        await world.join(0)
+        bad = await world.join(1)
+        with world.lease("j.1", 0) as kept:
+            for _ in range(MALFORMED_LIMIT):
+                bad.say(CUT)
+            await settle()
+            assert taken(kept) == []
+        assert bad.closed == CLOSE_PROTOCOL_ERROR
 
     play(scene)

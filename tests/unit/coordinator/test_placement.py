@@ -14,13 +14,13 @@ from coordinator.attempts import Kind, State
 from coordinator.config import Pace, Timings
 from coordinator.fleet import ProviderView
 from coordinator.mirror import ColdLoad, cold_load
-from coordinator.placement import History, Order, Placement, place
+from coordinator.placement import History, Order, Placement, matches, place
 from coordinator.store.records import Desired, Pool
-from coordinator.suitability import Blocked
+from coordinator.suitability import Blocked, Cost, judge
 from provider.memory.requirement import padded_weights
 from provider.protocol import DesiredModel, Heartbeat, LoadModelStatus, ModelAd, PrefetchStatus, Register, Slot
 from tests.soak import examples
-from tests.unit.coordinator.views import GIB, TABLES, advert, beat, register, slot
+from tests.unit.coordinator.views import GIB, TABLES, advert, beat, memory, register, slot, view
 
 PACE = Pace(start_s=0, settle_s=0)
 TIMINGS = Timings()
@@ -173,6 +173,28 @@ def test_pools_are_of_providers_by_name() -> None:
     world.turn(50)
     assert len([name for name in world.warm() if name.startswith("mac")]) == 1
     assert len([name for name in world.warm() if name.startswith("gpu")]) == 2
+
+
+def test_a_pool_may_be_one_provider_by_its_id() -> None:
+    seen = replace(view("00000000-0000-4000-8000-000000000001"), name="mini")
+    for pattern, found in ((seen.provider_id, True), ("mini", True), ("m*", True), ("0*", False), ("*", True)):
+        assert matches(Pool(pattern, 1), seen) is found
+
+
+@pytest.mark.parametrize("unknown", ["active_bytes", "free_for_load_bytes", "effective_cap_bytes", "cache_bytes"])
+def test_a_reading_that_is_not_sent_makes_no_room(unknown: str) -> None:
+    """Beside a model that is used, nothing is ordered on the strength of it; on an empty machine its own check is."""
+    told = {"free_for_load_bytes": 5 * GIB, "active_bytes": 2 * GIB, unknown: None}
+    ads = {model: advert(model) for model in ("demo", "used")}
+    busy = replace(view("p", slot("used", running=1)), models=ads, memory=memory(**told))
+    judged = judge(busy, "demo", (), 0.0, TIMINGS, TABLES)
+    if unknown in ("active_bytes", "free_for_load_bytes"):
+        assert judged is Blocked.NO_ROOM
+    else:
+        assert isinstance(judged, Cost)
+    empty = judge(replace(busy, slots={}), "demo", (), 0.0, TIMINGS, TABLES)
+    assert isinstance(empty, Cost)
+    assert empty.unknown is (unknown == "free_for_load_bytes")
 
 
 def test_a_provider_in_two_pools_counts_for_both() -> None:

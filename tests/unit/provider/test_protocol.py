@@ -95,6 +95,8 @@ def beaten(**memory: object) -> Heartbeat:
         (float("-inf"), "invalid"),
         (-1, "invalid"),
         (-0.5, "invalid"),
+        (2**53 - 1, 2**53 - 1),
+        (2**53, "invalid"),
         (2**63, "invalid"),
         (10**400, "invalid"),
         (True, "invalid"),
@@ -110,11 +112,14 @@ def test_a_reading_of_memory_that_is_no_number_of_bytes_spoils_nothing_else(told
     assert parse_from_provider(encode(beat)) == beat
 
 
-def test_a_reading_that_was_not_sent_is_not_reported() -> None:
-    memory = beaten().memory
-    assert (memory.free_for_load_bytes, memory.activation_reserve_bytes) == (None, None)
-    with pytest.raises(ProtocolViolation):
-        parse_from_provider(json.dumps({**BEAT, "memory": {}}))
+@pytest.mark.parametrize("memory", [{}, None, {"cache_bytes": 0}])
+def test_a_reading_that_was_not_sent_is_not_reported(memory: dict[str, int] | None) -> None:
+    told = {key: value for key, value in BEAT.items() if key != "memory"} | (
+        {} if memory is None else {"memory": memory}
+    )
+    beat = parse_from_provider(json.dumps(told))
+    assert isinstance(beat, Heartbeat)
+    assert beat.memory.model_dump(exclude_none=True) == (memory or {})
 
 
 def test_an_unknown_type_is_told_apart() -> None:
@@ -142,3 +147,89 @@ def test_no_frame_raises_anything_else(frame: str | bytes) -> None:
 )
 def test_a_provider_goes_by_one_spelling_of_its_uuid(text: str, valid: bool) -> None:
     assert is_uuid(text) is valid
+
+
+CHUNK = {"type": "inference_chunk", "request_id": "a.1", "seq": 0, "data": {}}
+COMPLETE = {"type": "inference_complete", "request_id": "a.1", "seq": 0, "usage": {}}
+ERROR = {
+    "type": "inference_error", "request_id": "a.1", "seq": 0, "status": 500, "code": "c", "message": "m",
+    "retryable": True,
+}  # fmt: skip
+AD = {
+    "id": "m", "model_type": "t", "size_bytes": 1, "context_length": 1, "kv_bytes_per_token": 1, "state_bytes": 1,
+    "mtp": {"active": False},
+}  # fmt: skip
+MEGABYTE = "x" * 2**20
+BEYOND: list[dict[str, object]] = [
+    {**REGISTER, "name": MEGABYTE},
+    {**REGISTER, "version": MEGABYTE},
+    {**REGISTER, "backend": MEGABYTE},
+    {**REGISTER, "hardware": {**REGISTER["hardware"], "chip": MEGABYTE}},  # type: ignore[dict-item]
+    {**REGISTER, "models": [{**AD, "id": MEGABYTE}]},
+    {**REGISTER, "models": [{**AD, "context_length": 2**62}]},
+    {**REGISTER, "models": [{**AD, "weight_digest": MEGABYTE}]},
+    {**REGISTER, "models": [{**AD, "mtp": {"active": False, "reason": MEGABYTE}}]},
+    {**BEAT, "slots": [{"model": MEGABYTE, "state": "idle"}]},
+    {**BEAT, "slots": [{"model": "m", "state": "idle", "tokens_used": 2**62}]},
+    {**CHUNK, "request_id": MEGABYTE},
+    {**CHUNK, "completion_tokens": 2**62},
+    {**CHUNK, "data": {"logprob": float("-inf")}},
+    {**COMPLETE, "usage": {"prompt_tokens": 2**62}},
+    {**COMPLETE, "usage": {"prompt_tokens": -1}},
+    {**COMPLETE, "usage": {"completion_tokens": "7"}},
+    {**COMPLETE, "usage": {"details": {"cached_tokens": 2**62}}},
+    {**COMPLETE, "usage": {MEGABYTE: 1}},
+    {**COMPLETE, "usage": {str(one): 1 for one in range(65)}},
+    {**COMPLETE, "usage": {"a": {"b": {"c": {"d": {}}}}}},
+    {**COMPLETE, "body": {"n": float("nan")}},
+    {**ERROR, "code": MEGABYTE},
+    {**ERROR, "message": MEGABYTE},
+    {**ERROR, "status": 2**62},
+    {**ERROR, "detail": {"n_ctx": 10**400}},
+    {**ERROR, "detail": {"what": [[[[[]]]]]}},
+    {"type": "load_model_status", "model_id": "m", "status": "failed", "reason": MEGABYTE},
+    {"type": "prefetch_status", "model_id": MEGABYTE, "status": "started"},
+]
+
+
+@pytest.mark.parametrize("message", BEYOND, ids=lambda one: one["type"])
+def test_what_is_beyond_a_limit_is_a_violation(message: dict[str, object]) -> None:
+    with pytest.raises(ProtocolViolation) as violation:
+        parse_from_provider(json.dumps(message))
+    assert len(str(violation.value)) < 500
+    assert violation.value.request_id == ("a.1" if message.get("request_id") == "a.1" else None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {**COMPLETE, "usage": {"prompt_tokens": 2**31 - 1, "completion_tokens": None, "a": {"b": {"c": {"d": 1}}}}},
+        {**COMPLETE, "usage": {"cost": 0.5, "tier": "x" * 4096}},
+        {**ERROR, "detail": {"type": "t", "param": None, "free_bytes": 2**53 - 1}},
+        {**ERROR, "message": "x" * 65536},
+        {**CHUNK, "data": {"text": MEGABYTE, "n": 2**62}},
+    ],
+    ids=lambda one: one["type"],
+)
+def test_what_is_within_the_limits_is_a_message(message: dict[str, object]) -> None:
+    assert parse_from_provider(json.dumps(message))
+
+
+@pytest.mark.parametrize(
+    ("frame", "request_id"),
+    [
+        ('{"type":"inference_chunk","request_id":"a.1","seq":1,"data":{', "a.1"),
+        ('{ "seq": 1, "type": "inference_chunk", "request_id": "a.1", "data"', "a.1"),
+        ('{"request_id":"a.1"', "a.1"),
+        ('{"request_id":"' + "a" * 1025 + '"', None),
+        ('{"data":{"request_id":"b.1"', None),
+        ('{"type":"x\\"request_id\\":"a.1"', None),
+        ("[", None),
+    ],
+)
+def test_of_a_frame_that_is_cut_off_its_request_is_read_where_it_begins_with_it(
+    frame: str, request_id: str | None
+) -> None:
+    with pytest.raises(ProtocolViolation) as violation:
+        parse_from_provider(frame)
+    assert violation.value.request_id == request_id

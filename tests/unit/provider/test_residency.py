@@ -292,14 +292,14 @@ async def test_a_model_that_is_desired_again_before_it_has_left_stays() -> None:
 
 @played
 async def test_another_build_of_a_model_takes_its_place_once_the_first_has_left() -> None:
-    world = World([build("own", 1), build("x", 2), build("x@2", 3, digest="sha2")], named=["own"])
+    world = World([build("own", 1), build("x", 2), build("x@2", 3, digest="b2" * 32)], named=["own"])
     world.prefetch("x")
     await world.loop.settle()
     await world.open_all()
     await world.load("x")
     chat = await world.chat("1", "x")
     await world.open_all()
-    world.prefetch("x", "x@2", "sha2")
+    world.prefetch("x", "x@2", "b2" * 32)
     await world.loop.settle()
     await world.open_all()
     assert world.residency.advertised_ids == ["own"]

@@ -248,7 +248,7 @@ async def test_race_08_a_raise_waits_for_a_load_that_lies_between_admission_and_
 async def test_race_09_a_raise_that_strands_a_resident_is_refused_and_what_was_fetched_is_said() -> None:
     world = World([build("a", 14), build("high", 1)], named=["a"], physical_gib=24, floors={"a": 1})
     await world.load("a")
-    world.prefetch("high", digest="sha")
+    world.prefetch("high", digest="5a" * 32)
     await world.loop.settle()
     await world.open_all()
 
@@ -335,14 +335,14 @@ async def test_race_11_a_picture_is_published_however_often_the_grants_move() ->
 async def retired_while_another_prefetch_sleeps(at: str) -> World:
     """`m` fails its self-test in its load while a second prefetch of the same build waits at `at`."""
     world = World([build("m", 4), build("a", 1)], named=["a"])
-    world.prefetch("m", digest="sha")
+    world.prefetch("m", digest="5a" * 32)
     await world.loop.settle()
     await world.open_all()
     assert world.residency.advertised_ids == ["a", "m"]
     load = await world.begin(world.residency.load("m"))
     await world.open_until("start:m")
     world.said.clear()
-    world.prefetch("m", digest="sha")
+    world.prefetch("m", digest="5a" * 32)
     await world.loop.settle()
     await world.open_all(but=("start", at))
     await world.open("start:m", result=SelfTestFailed("nonsense"))
@@ -361,7 +361,7 @@ def test_race_12_a_prefetch_that_slept_through_a_retirement_does_not_bring_the_b
         assert world.residency.advertised_ids == ["a"]
         if at != "the gate":
             assert prefetch_statuses(world, "m")[-1] == "failed"
-        world.prefetch("m", digest="sha")
+        world.prefetch("m", digest="5a" * 32)
         await world.loop.settle()
         await world.open_all()
         assert world.residency.advertised_ids == ["a"]
@@ -372,9 +372,9 @@ def test_race_12_a_prefetch_that_slept_through_a_retirement_does_not_bring_the_b
 
 @played
 async def test_race_12_where_no_digest_is_known_every_build_of_the_model_is_refused() -> None:
-    world = World([build("m", 4), build("m@2", 4, digest="other")], named=["m"])
+    world = World([build("m", 4), build("m@2", 4, digest="07" * 32)], named=["m"])
     world.residency.retire(world.model("m"))
-    for source, digest in (("m@2", "other"), ("m@2", None)):
+    for source, digest in (("m@2", "07" * 32), ("m@2", None)):
         world.prefetch("m", source, digest)
         await world.loop.settle()
         await world.open_all()
@@ -383,10 +383,10 @@ async def test_race_12_where_no_digest_is_known_every_build_of_the_model_is_refu
 
 @played
 async def test_race_12_another_build_may_take_the_place_of_one_that_failed() -> None:
-    world = World([build("m", 4), build("m@2", 5, digest="other")], named=["m"])
-    world.model("m").digest = "sha"
+    world = World([build("m", 4), build("m@2", 5, digest="07" * 32)], named=["m"])
+    world.model("m").digest = "5a" * 32
     world.residency.retire(world.model("m"))
-    world.prefetch("m", "m@2", "other")
+    world.prefetch("m", "m@2", "07" * 32)
     await world.loop.settle()
     await world.open_all()
     assert world.residency.advertised_ids == ["m"]

@@ -26,7 +26,7 @@ class Storm:
         self.fetches_alone = self.random.random() < 0.5
         self.wanted = set[str]()
         builds = [self._build(name) for name in (*NAMED, *FETCHED)]
-        builds += [self._build(f"{name}@2", digest="sha2") for name in FETCHED]
+        builds += [self._build(f"{name}@2", digest="b2" * 32) for name in FETCHED]
         floors = {one: self.random.choice((0.5, 1, 3)) for one in (*NAMED, *FETCHED) if self.random.random() < 0.6}
         pinned = (self.random.choice(NAMED),) if self.random.random() < 0.2 else ()
         self.world = World(builds, NAMED, physical_gib=self.random.choice((24, 32, 48)), floors=floors, pinned=pinned)
@@ -157,7 +157,7 @@ class Storm:
 
     async def prefetch(self) -> None:
         id, other, known = self.random.choice(FETCHED), self.random.random() < 0.3, self.random.random() < 0.7
-        digest = ("sha2" if other else "sha") if known else None
+        digest = ("b2" * 32 if other else "5a" * 32) if known else None
         if not self.fetches_alone:
             return
         self.note("prefetch", id, other, digest)
@@ -170,7 +170,7 @@ class Storm:
             self.revision += 1
             self.wanted = set(wanted)
         self.note("desire", self.revision, *wanted)
-        self.world.desire(self.revision, *wanted, digest=self.random.choice((None, "sha")))
+        self.world.desire(self.revision, *wanted, digest=self.random.choice((None, "5a" * 32)))
 
     async def withdraw(self) -> None:
         id = self.any_model()
