@@ -152,10 +152,10 @@ class InlineRunner:
         return os.getpid()
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
-        from provider import worker
+        from provider.building import build
 
         clock = LeadingClock()
-        engine, loaded = (self._build or worker.build)(spec, clock)
+        engine, loaded = (self._build or build)(spec, clock)
 
         async def loop() -> None:
             from provider.worker import apply, run_step

@@ -10,10 +10,11 @@ import json
 import statistics
 import time
 
+from provider.building import build
 from provider.generation import GenerationRequest, Sampling
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.pipe import FromWorker, LoadSpec, pack
-from provider.worker import build, run_step
+from provider.worker import run_step
 
 
 def measure(rows: int, steps: int) -> list[float]:

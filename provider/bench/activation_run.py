@@ -16,12 +16,12 @@ import psutil
 
 from provider.backends.mlx.device import device_name, reset_peak
 from provider.bench.activation import BATCH, Lengths, Measured, lengths_for
+from provider.building import build
 from provider.engine import Engine
 from provider.generation import GenerationRequest, Sampling
 from provider.models.checkpoint import read_checkpoint
 from provider.pipe import DraftSpec, LoadSpec
 from provider.scheduler.sequence import State
-from provider.worker import build
 
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=50, min_p=0.02)

@@ -19,6 +19,7 @@ from rich.table import Table
 from provider.bench.client import BenchError
 from provider.bench.exact_cost import Case, Choice, Cost, Measured, choice_of, cost_of
 from provider.bench.mtp import Counting, say
+from provider.building import build
 from provider.engine import Engine
 from provider.exact.choice import MIX
 from provider.generation import Event, GenerationRequest, Sampling
@@ -31,7 +32,6 @@ from provider.pipe import DraftSpec, LoadSpec
 from provider.scheduler.pool import Pool
 from provider.scheduler.prefilling import SHARED, SOLO
 from provider.scheduler.scheduler import Limits, Scheduler
-from provider.worker import build
 
 if TYPE_CHECKING:
     from provider.backends.mlx.backend import MlxBackend

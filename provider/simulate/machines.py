@@ -8,6 +8,7 @@ from itertools import cycle, islice
 
 from provider.backends.sim import SimBackend
 from provider.backends.sim_timing import DEVICES, Device, LeadingClock
+from provider.building import engine_around, sim_facts
 from provider.catalog import Found
 from provider.engine import Engine
 from provider.errors import ConfigError
@@ -19,7 +20,7 @@ from provider.pipe import ExactReport, Loaded, LoadSpec
 from provider.protocol import Hardware
 from provider.runner import InlineRunner, OnReport
 from provider.system_memory import MemoryKind, SystemMemory
-from provider.worker import engine_around, loaded_of, sim_facts
+from provider.telling import loaded_of
 
 LOAD_BYTES_PER_S = 2e9
 """Weights from an NVMe disk into memory."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from provider.backends.mlx.backend import MlxBackend
+from provider.building import build
 from provider.engine import Engine
 from provider.generation import (
     Delta,
@@ -34,7 +35,6 @@ from provider.pipe import LoadSpec
 from provider.scheduler.parking import ParkRules
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
-from provider.worker import build
 from tests.fixtures.deep_head import write_deep_head
 from tests.fixtures.drafters import RuledDrafter, right
 from tests.fixtures.exact_play import RandomDepth

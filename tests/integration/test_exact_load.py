@@ -1,5 +1,6 @@
 """Exact mode as a worker meets it: on, unavailable with a reason, or a refusal."""
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from provider.backends.mlx.backend import MlxBackend
 from provider.backends.mlx.numerics_adversary import NumericsAdversary, moved
+from provider.building import build
 from provider.engine import Engine
 from provider.errors import ExactUnavailable
 from provider.exact.policy import Condition, Mode
@@ -20,16 +22,25 @@ from provider.models.checkpoint import read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
 from provider.pipe import DraftSpec, Loaded, LoadSpec
 from provider.scheduler.prefilling import SHARED, SOLO
-from provider.worker import build
 from tests.fixtures.family_models import write_family
 
 CASE_O = "Produce the integers from 1 through 300 in ascending order, separated only by commas"
 
 
-def load(directory: Path = BUNDLED_MODEL_DIR, exact: Mode = "on", backend: str = "mlx") -> tuple[Engine, Loaded]:
+def load(
+    directory: Path = BUNDLED_MODEL_DIR, exact: Mode = "on", backend: str = "mlx", lanes: Path | None = None
+) -> tuple[Engine, Loaded]:
     probed = read_checkpoint(directory).mtp
     drafts = DraftSpec(mode="auto", killed=False, declaration=probed.declaration.value, model_type=probed.model_type)
-    return build(LoadSpec(backend=backend, directory=str(directory), max_concurrent=8, drafts=drafts, exact=exact))
+    spec = LoadSpec(
+        backend=backend,
+        directory=str(directory),
+        max_concurrent=8,
+        drafts=drafts,
+        exact=exact,
+        lanes_directory=None if lanes is None else str(lanes),
+    )
+    return build(spec)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +65,27 @@ def test_the_bundled_model_is_exact_in_lanes_chosen_by_measurement(on: tuple[Eng
     assert engine.scheduler.limits.prefilling is SOLO
     assert engine.scheduler.pool.padding_states == engine.backend.facts.padding_states
     assert not engine.busy
+
+
+def test_rows_are_measured_once_and_kept_for_every_load_after(small: Path, tmp_path: Path) -> None:
+    def loaded_with() -> tuple[int | None, str | None]:
+        engine, loaded = load(small, lanes=tmp_path)
+        assert engine.backend.facts.lane_rows == loaded.exact.lane_rows
+        engine.backend.close()
+        return loaded.exact.lane_rows, loaded.exact.lane_rows_from
+
+    rows, source = loaded_with()
+    assert source == "measured"
+    (file,) = tmp_path.iterdir()
+    told = json.loads(file.read_text())
+    assert told["lane_rows"] == rows
+    assert [*told["pass_ms"]] == ["1", "2", "4", "8", "16"]
+    assert loaded_with() == (rows, "kept")
+    another = 2 if rows != 2 else 4
+    file.write_text(json.dumps(told | {"lane_rows": another}))
+    assert loaded_with() == (another, "kept"), "it is the file that says so"
+    file.unlink()
+    assert loaded_with()[1] == "measured"
 
 
 def test_with_the_mode_off_nothing_changes(small: Path) -> None:

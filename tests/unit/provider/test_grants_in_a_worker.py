@@ -3,10 +3,11 @@
 from typing import Any
 
 from provider.api.wire import Failure
+from provider.building import build
 from provider.generation import Event, Failed, Finished, GenerationRequest, Notice, Sampling
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.pipe import Cancel, FromWorker, Grant, Granted, LoadSpec, Report, Submit
-from provider.worker import apply, build, run_step
+from provider.worker import apply, run_step
 
 BLOCK = 256
 FLOOR = 1 << 20

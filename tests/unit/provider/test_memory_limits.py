@@ -4,6 +4,7 @@ from pathlib import Path
 
 from provider.advertisement import mtp_status
 from provider.backends.sim import SimBackend
+from provider.building import build
 from provider.config import read_config
 from provider.fit_findings import fit_findings
 from provider.fitness import Candidate, MachineFacts, judge_fit
@@ -12,7 +13,6 @@ from provider.memory.refusal import MemoryRefusal, Why
 from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.pipe import LoadSpec
 from provider.residency import Residency
-from provider.worker import build
 
 
 def facts(limit_gib: int | None, size_gib: int) -> MachineFacts:

@@ -2,9 +2,10 @@
 
 from queue import SimpleQueue
 
+from provider.building import build
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.pipe import LoadSpec, Stop, ToWorker
-from provider.worker import build, wait_for_work
+from provider.worker import wait_for_work
 
 
 def test_a_worker_without_work_gives_back_what_it_kept_ready_and_readies_it_again() -> None:
