@@ -15,6 +15,8 @@ FAULT_CODES = frozenset({Broken.PROVIDER_LOST.value, "provider_silent", "deadlin
 """What counts against a provider: another might have done better, and not for want of capacity."""
 REQUEST_CODES = frozenset({"answer_too_large", "chat_template_error"})
 """Failures that any provider would have: the request itself asks for them."""
+SHARED = frozenset({"worker_died", "engine_error"})
+"""What fails so fails with all that ran beside it."""
 INCIDENTAL = frozenset({"stream", "stream_options", "user", "seed", "metadata", "priority", "safety_identifier"})
 """Of a body, what makes no other request of it."""
 CODES = (
@@ -36,7 +38,7 @@ def witness(job: Job, failure: Failure, generation: int) -> Witness:
     """`generation`: of the connection that the attempt was sent over."""
     if failure.code == Broken.PROVIDER_LOST:
         return Witness(None, b"connection %d" % generation)
-    return Witness(job.token_id, _fingerprint(job.endpoint, job.body))
+    return Witness(job.token_id, _fingerprint(job.endpoint, job.body), failure.code in SHARED)
 
 
 def retry_kind(failure: Failure) -> str:

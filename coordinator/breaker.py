@@ -9,7 +9,7 @@ open and half open are a circuit breaker's states (Nygard, Release It!, 2007).
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,6 +23,8 @@ FORGOTTEN_AFTER_S = 600.0
 """Failures that far apart are not one story."""
 LATELY_S = 60.0
 """A provider that has served somebody within so long is not broken by the word of one other key alone."""
+TOGETHER_S = 0.1
+"""What ends within so long for one and the same reason, the end of a worker or a step that failed, is one failure."""
 KEPT = 16
 """The last witnesses, by which one that comes again is known."""
 PAIRS = 50_000
@@ -32,10 +34,12 @@ PAIRS = 50_000
 @dataclass(frozen=True, slots=True)
 class Witness:
     """What a failure was part of, and what counts once: a key's request, however often it is sent; or the loss of a
-    connection, however many requests it carried, and whoever's (`key` None)."""
+    connection, however many requests it carried, and whoever's (`key` None). `shared`: of a kind that ends all that
+    run together."""
 
     key: int | None
     what: bytes
+    shared: bool = field(default=False, compare=False)
 
 
 class BreakerState(StrEnum):
@@ -72,17 +76,20 @@ class Breaker:
 
 
 def failed(known: Breaker | None, now_s: float, witness: Witness, others_served: bool = False) -> Breaker:
-    """One more failure. `known` where it says nothing new: its witness has been heard; or the breaker is open, and it
-    was under way then; or it would be opened by a single key, and others have been served there of late."""
+    """One more failure. `known` where it says nothing new: its witness has been heard; or it ended together with
+    others; or the breaker is open, and it was under way then; or it would be opened by a single key, and others have
+    been served there of late."""
     if known is None:
         return Breaker(1, now_s, now_s, (witness,))
     if known.state(now_s) is BreakerState.OPEN:
         return known
     if now_s - known.failed_s >= FORGOTTEN_AFTER_S:
         return Breaker(1, now_s, now_s, (witness,))
+    if witness in known.witnesses or (witness.shared and now_s - known.failed_s < TOGETHER_S):
+        return known
     failures = known.failures + 1
     alone = witness.key is not None and all(one.key == witness.key for one in known.witnesses)
-    if witness in known.witnesses or (failures == FAILURES and alone and others_served):
+    if failures == FAILURES and alone and others_served:
         return known
     return Breaker(failures, now_s, now_s + _length_s(failures), (*known.witnesses, witness)[-KEPT:])
 

@@ -2,21 +2,26 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
-SLICE = 50
-"""Providers in one turn: one or two milliseconds."""
+TURN_S = 0.001
 
 
-async def json_list(items: Sequence[Item], shown: Callable[[Item], Any]) -> bytes:
+async def json_list(
+    items: Iterable[Item], shown: Callable[[Item], Any], clock: Callable[[], float] = time.monotonic
+) -> bytes:
     """A JSON list of all of them. Neither `items` nor what `shown` looks at may change meanwhile."""
     parts: list[str] = []
-    for start in range(0, len(items), SLICE):
-        parts += [to_json(shown(one)) for one in items[start : start + SLICE]]
-        await asyncio.sleep(0)
+    began_s = clock()
+    for one in items:
+        parts.append(to_json(shown(one)))
+        if clock() - began_s >= TURN_S:
+            await asyncio.sleep(0)
+            began_s = clock()
     return f"[{','.join(parts)}]".encode()
 
 

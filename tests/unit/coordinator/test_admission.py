@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.admission import Admission
-from coordinator.breaker import FAILURES, FIRST_S
+from coordinator.breaker import FAILURES, FIRST_S, TOGETHER_S
 from coordinator.lease import Lease
 from coordinator.metrics import Metrics
 from coordinator.reasons import Reason
@@ -513,7 +513,7 @@ def test_who_keeps_failing_is_left_alone_then_tried_with_one_across_reconnects()
             await play.asked(1)
             await play.settled()
             one.fail(f"j{number}.1", 500, "worker_died", retryable=False)
-            await play.settled()
+            await asyncio.sleep(TOGETHER_S)
         await play.asked(3)
         one.socket.hang_up()
         await settle()
@@ -536,7 +536,7 @@ async def fails_at(play: FleetPlay, one: PlayedProvider, key: int = 1, **values:
     (client,) = await play.asked(1, key=key, **values)
     await play.settled()
     one.fail(f"{client.job.id}.1", 500, "engine_error", retryable=False)
-    await play.settled()
+    await asyncio.sleep(TOGETHER_S)
     assert client.failure.code == "engine_error"
 
 
@@ -571,6 +571,22 @@ def test_one_client_alone_shuts_a_model_only_where_nobody_else_is_served() -> No
         await play.settled()
         assert (play.waiting, play.hub.views[one.provider_id].breakers[MODEL].failures) == (1, FAILURES)
         assert not waiting.task.done()
+        await play.end()
+
+    run(scene())
+
+
+def test_a_workers_end_is_one_failure_however_many_chats_it_ended() -> None:
+    async def scene() -> None:
+        play = FleetPlay()
+        one = await play.join("one", max_concurrency=8)
+        for key in range(8):
+            await play.asked(1, key=key)
+        await play.settled()
+        for request_id in list(one.open):
+            one.fail(request_id, 500, "worker_died", retryable=False)
+        await play.settled()
+        assert play.hub.views[one.provider_id].breakers[MODEL].failures == 1
         await play.end()
 
     run(scene())

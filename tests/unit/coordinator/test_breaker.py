@@ -70,6 +70,14 @@ def test_a_witness_is_heard_once_also_when_it_is_the_one_that_is_tried() -> None
     assert failed(breaker, breaker.until_s, by(2, 0)).state(breaker.until_s) is BreakerState.OPEN
 
 
+def test_what_ends_together_for_one_reason_is_one_failure() -> None:
+    breaker = failed(None, 100.0, by(1, 0))
+    for number in range(1, 9):
+        assert failed(breaker, 100.05, Witness(number, b"its own", shared=True)) is breaker
+    assert failed(breaker, 100.05, by(2, 0)).failures == 2
+    assert failed(breaker, 100.2, Witness(2, b"its own", shared=True)).failures == 2
+
+
 def test_where_others_are_served_the_last_word_is_not_that_of_a_single_key() -> None:
     breaker = after(FAILURES - 1)
     assert failed(breaker, 100.0, by(1, 99), others_served=True) is breaker

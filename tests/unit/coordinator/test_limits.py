@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator import limits
+from coordinator.api.limited import rate_headers
 from coordinator.limits import Exceeded, RateLimits
 from coordinator.store.records import KeyLimits, Token, TokenKind
 from tests.soak import examples
@@ -115,3 +116,27 @@ def test_over_any_time_no_more_is_admitted_than_a_bucket_and_its_filling(
         scene.limits.settle(f"j{scene.jobs}", really)
         used += really
         assert before <= per_minute * (1 + scene.now / 60) + 1e-3
+
+
+def test_what_is_left_and_when_all_of_it_will_be_there_again_is_told() -> None:
+    scene = Scene()
+    assert scene.limits.standings(key()) == []
+    token = key(requests_per_minute=6, tokens_per_minute=600)
+    assert [(one.remaining, one.reset_s) for one in scene.limits.standings(token)] == [(6, 0), (600, 0)]
+    scene.ask(token, 450)
+    told = rate_headers(scene.limits.standings(token))
+    assert told == {
+        "x-ratelimit-limit-requests": "6",
+        "x-ratelimit-remaining-requests": "5",
+        "x-ratelimit-reset-requests": "10s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "150",
+        "x-ratelimit-reset-tokens": "45s",
+    }
+    scene.limits.settle("j1", 1500)
+    scene.now = 9.75
+    told = rate_headers(scene.limits.standings(token))
+    assert (told["x-ratelimit-remaining-tokens"], told["x-ratelimit-reset-tokens"]) == ("0", "2m20.25s")
+    assert (told["x-ratelimit-remaining-requests"], told["x-ratelimit-reset-requests"]) == ("5", "250ms")
+    scene.now = 1000
+    assert rate_headers(scene.limits.standings(token))["x-ratelimit-reset-tokens"] == "0ms"

@@ -7,7 +7,7 @@ import pytest
 from provider.errors import RequestFailed
 from provider.memory.caps import GIB
 from provider.memory.refusal import Why
-from provider.protocol import LoadModel, LoadModelStatus, UnloadModel
+from provider.protocol import LoadModel, LoadModelStatus, PrefetchStatus, UnloadModel
 from tests.unit.provider.residency_world.builds import build
 from tests.unit.provider.residency_world.invariants import check, check_rest
 from tests.unit.provider.residency_world.world import World
@@ -287,6 +287,18 @@ async def test_a_model_that_is_desired_again_before_it_has_left_stays() -> None:
     assert await chat == "."
     await world.open_all()
     assert world.resident == {"x"}
+    await check_rest(world)
+
+
+@played
+async def test_a_digest_that_is_none_is_refused_before_anything_is_fetched() -> None:
+    world = World([build("own", 1), build("x", 2)], named=["own"])
+    for digest in ("", "5A" * 32, "5a" * 31, "sha256:" + "5a" * 32):
+        world.prefetch("x", digest=digest)
+        await world.loop.settle()
+    told = [(one.status, str(one.reason).partition(":")[0]) for one in world.said if isinstance(one, PrefetchStatus)]
+    assert told == [("failed", "invalid_digest")] * 4
+    assert world.residency.advertised_ids == ["own"]
     await check_rest(world)
 
 
