@@ -165,10 +165,12 @@ def _list(value: Json) -> list[Json]:
 
 
 def _referenced(reference: Json, root: Json) -> Json:
-    """`#/$defs/Name` within the schema of the same tool."""
+    """`#/$defs/Name` within the schema of the same tool, which is `#`."""
     if not isinstance(reference, str):
         return None
     value = root
+    if reference == "#":
+        return value
     for step in reference.removeprefix("#/").split("/"):
         value = value.get(step) if isinstance(value, dict) else None
     return value

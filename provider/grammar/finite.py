@@ -209,13 +209,23 @@ def _properties(parts: Alternative) -> Iterator[list[Part]]:
     required = {name for part in parts for name in _list(part.schema.get("required")) if isinstance(name, str)}
     for name in sorted(required):
         yield [one for part in parts if (one := _property(part, name)) is not None]
+    named = {name for part in parts for name in _named(part)}
+    if max((_count_of(part.schema.get("minProperties")) for part in parts), default=0) > len(named):
+        yield [one for part in parts if (one := _other_property(part)) is not None]
 
 
 def _property(part: Part, name: str) -> Part | None:
+    named = _named(part)
+    return Part(named[name], f"{part.place}.properties.{name}") if name in named else _other_property(part)
+
+
+def _named(part: Part) -> dict[str, Json]:
+    properties = part.schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _other_property(part: Part) -> Part | None:
     schema = part.schema
-    properties = schema.get("properties")
-    if isinstance(properties, dict) and name in properties:
-        return Part(properties[name], f"{part.place}.properties.{name}")
     if schema.get("patternProperties") or "additionalProperties" not in schema:
         return None
     return Part(schema["additionalProperties"], f"{part.place}.additionalProperties")

@@ -12,6 +12,7 @@ from llguidance import regex_to_lark
 
 from provider.errors import SchemaRefused
 from provider.grammar.json_schema import ANY_OBJECT, STYLE, Schema
+from provider.grammar.references import standing_alone
 from provider.grammar.rules import Rules, literal
 
 Json = Any
@@ -22,7 +23,6 @@ MAX_BRANCHES = 8
 """How deep alternatives of texts may lie within one another."""
 _ATOMS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]", re.DOTALL)
 """Escaped characters and classes of a pattern, in which nothing is an anchor."""
-_SHARED = ("$defs", "definitions")
 
 
 class Markup(Enum):
@@ -94,8 +94,7 @@ def _parameter(rules: Rules, root: Schema, name: str, schema: Json, place: str, 
         values = " | ".join(_texts(rules, schema, root, place, MAX_BRANCHES))
         rules.add(rule, f"{head} ({values}) {line}")
     else:
-        shared = {key: root[key] for key in _SHARED if key in root}
-        value = rules.schema({**shared, **_object(schema), "x-guidance": STYLE})
+        value = rules.schema({**standing_alone(_object(schema), root), "x-guidance": STYLE})
         rules.add(rule, f"{head} {value} {literal(END)} {line}")
     return rule
 

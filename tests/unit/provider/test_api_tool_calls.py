@@ -64,6 +64,10 @@ def test_a_reference_is_followed() -> None:
     assert typed("3", {"$ref": "#/$defs/N"}, {"$defs": {"N": {"type": "integer"}}}) == 3
 
 
+def test_a_reference_to_the_whole_is_followed() -> None:
+    assert typed('{"p": null}', {"$ref": "#"}) == {"p": None}
+
+
 def test_a_schema_that_refers_to_itself_ends() -> None:
     defs = {"N": {"anyOf": [{"$ref": "#/$defs/N"}] * 50 + [{"type": "integer"}]}}
     assert typed("3", {"$ref": "#/$defs/N"}, {"$defs": defs}) == 3

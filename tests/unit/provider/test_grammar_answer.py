@@ -119,6 +119,27 @@ def test_a_call_in_json_has_the_arguments_of_its_schema(text: str, whole: bool) 
     assert takes(grammar(tools=[tool()], markup=Markup.JSON), text) == whole
 
 
+@pytest.mark.parametrize("markup", Markup)
+@pytest.mark.parametrize("shared", [{}, {"$defs": {"N": {"type": "integer"}}}])
+def test_a_reference_of_a_parameter_leads_where_it_leads_in_the_tools_schema(
+    markup: Markup, shared: dict[str, Any]
+) -> None:
+    number = {"$ref": "#/$defs/N"} if shared else {"type": "integer"}
+    properties = {"n": number, "kids": {"type": "array", "items": {"$ref": "#"}}, "more": {"$ref": "#/properties/n"}}
+    schema = {"type": "object", "properties": properties, "required": ["n"], **shared}
+    held = grammar(tools=[tool(parameters=schema, texts=frozenset())], markup=markup)
+
+    def said(kids: str, more: str) -> str:
+        if markup is Markup.XML:
+            return xml(("n", "1"), ("kids", kids), ("more", more))
+        inner = f'"n": 1, "kids": {kids}, "more": {more}'
+        return f'<tool_call>\n{{"name": "f", "arguments": {{{inner}}}}}\n</tool_call>'
+
+    assert takes(held, said('[{"n": 2, "kids": [{"n": 3}]}]', "4"))
+    for kids, more in (("[[]]", "4"), ("[{}]", "4"), ('[{"n": 2}]', '"x"')):
+        assert not takes(held, said(kids, more))
+
+
 def test_one_call_is_all_where_no_more_are_wanted() -> None:
     once = xml(("city", "Oslo"), ("days", "3"))
     only = grammar(tools=[tool()], several=False)

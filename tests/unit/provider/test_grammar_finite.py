@@ -42,6 +42,9 @@ def ref(name: str) -> dict[str, str]:
         ({"type": "object", "allOf": [{"required": ["a"]}, {"properties": {"a": SELF}}]}, "s.allOf[1].properties.a"),
         ({**needs(type="object"), "anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, "s.properties.a"),
         ({"type": "object", "required": ["z"], "additionalProperties": SELF}, "s.additionalProperties"),
+        ({"type": "object", "minProperties": 1, "additionalProperties": SELF}, "s.additionalProperties"),
+        ({"type": "object", "minProperties": 2, **needs("z", {}), "additionalProperties": SELF},
+         "s.additionalProperties"),
         (defs(ref("x"), x=needs("y", ref("y"), type="object"), y=needs("x", ref("x"), type="object")), None),
         (needs("b", needs("c", SELF, type="object"), type="object"), "s.properties.b.properties.c"),
         (defs(needs("l", ref("L"), type="object"), L={"type": "array", "items": ref("L"), "minItems": 1}), None),
@@ -72,6 +75,8 @@ def test_what_only_an_endless_value_satisfies_is_refused_by_its_place(schema: An
         defs(ref("T"), T={"type": "object", "properties": {"next": {"anyOf": [ref("T"), {"type": "null"}]}},
                           "required": ["next"]}),
         {"type": "object", "required": ["z"], "patternProperties": {"^z": {}}, "additionalProperties": SELF},
+        {"type": "object", "minProperties": 1, **needs("z", {}), "additionalProperties": SELF},
+        {"type": "object", "minProperties": 1},
         needs("a", {"$ref": "#/nowhere"}, type="object"),
         needs("a", {"$ref": "other.json"}, type="object"),
         needs("a", {"type": "array", "items": SELF, "minItems": 0}, type="object"),
@@ -116,6 +121,7 @@ def grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             "type": st.just("object"),
             "required": st.lists(NAMES, max_size=2, unique=True),
             "additionalProperties": inner,
+            "minProperties": st.integers(0, 2),
         },
     )
     arrays = st.fixed_dictionaries(
