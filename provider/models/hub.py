@@ -23,7 +23,7 @@ ANSWER_TIMEOUT_S = 10.0
 def download(model_id: str) -> Path:
     """The directory of the downloaded snapshot; on a terminal with a bar for each file. Raises ModelNotFound."""
     from huggingface_hub import HfApi, errors, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # public, made on demand
 
     if not sys.stderr.isatty():
         disable_progress_bars()
