@@ -111,6 +111,8 @@ def test_several_calls_are_numbered() -> None:
         ("\n\n  indented", False, "", "  indented"),
         ("  plain <think>text</think>\n", False, "", "  plain <think>text</think>\n"),
         ("<think>never closed ", False, "never closed", ""),
+        (f"<think>\nI could say\n{HELLO}", False, f"I could say\n{HELLO}", ""),
+        (f"I could say\n{HELLO}\n</think>\n\nHm.", True, f"I could say\n{HELLO}", "Hm."),
         ("<thi", False, "", "<thi"),
         ("a < b", False, "", "a < b"),
     ],
@@ -118,7 +120,7 @@ def test_several_calls_are_numbered() -> None:
 def test_reasoning_is_told_apart(text: str, thinking: bool, reasoning: str, content: str) -> None:
     for size in range(1, 9):
         said = summary(parse(in_runs(text, size), thinking))
-        assert (said["reasoning"], said["content"]) == (reasoning, content)
+        assert said == {"reasoning": reasoning, "content": content, "calls": []}
 
 
 @pytest.mark.parametrize(
