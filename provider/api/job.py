@@ -70,12 +70,13 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
     tools = [] if uncalled else body.get("tools") or []
     question = Question(turns_of(body["messages"]), "messages", tools, chat.template_kwargs, uncalled)
     prompt = asked(question, origin)
-    grammar = grammar_of(chat_form(body, chat), prompt, chat, origin)
+    form = chat_form(body, chat)
+    grammar = grammar_of(form, prompt, chat, origin)
     translation = ChatTranslation(
         origin.envelope("chatcmpl-"),
         Tally(len(prompt.token_ids)),
         choices=chat.choices,
-        new_parser=lambda: parser_of(question, prompt, origin, "call_"),
+        new_parser=lambda: parser_of(question, form, prompt, origin, "call_"),
         decode=origin.model.tokenizer.decode,
         likelihoods=None if chat.logprobs_asked is None else lambda: likelihoods_of(chat, origin),
     )
@@ -127,10 +128,15 @@ def asked(question: Question, origin: Origin) -> ChatPrompt:
     return prompt
 
 
-def parser_of(question: Question, prompt: ChatPrompt, origin: Origin, call_prefix: str) -> OutputParser:
+def parser_of(question: Question, form: Form, prompt: ChatPrompt, origin: Origin, call_prefix: str) -> OutputParser:
     """Of one answer to it."""
+    value = form.schema is not None
     return OutputParser(
-        prompt.thinking, question.schemas, lambda: new_id(call_prefix, origin.random), uncalled=question.uncalled
+        prompt.thinking,
+        question.schemas,
+        lambda: new_id(call_prefix, origin.random),
+        uncalled=question.uncalled and not value,
+        value=value,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from provider.api import messages_body, responses_body
+from provider.api.answer_form import Form
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.forms import messages_form, responses_form
 from provider.api.job import (
@@ -36,8 +37,9 @@ def messages_job(body: Body, origin: Origin) -> Job:
     parsed = parse(MessagesBody, body)
     question = messages_body.question_of(body, parsed)
     prompt = asked(question, origin)
-    grammar = grammar_of(messages_form(body, parsed), prompt, parsed, origin)
-    utterance = _utterance(parsed, question, prompt, origin, "toolu_")
+    form = messages_form(body, parsed)
+    grammar = grammar_of(form, prompt, parsed, origin)
+    utterance = _utterance(parsed, question, form, prompt, origin, "toolu_")
     translation = MessagesTranslation(origin.envelope("msg_"), Tally(len(prompt.token_ids)), utterance)
     return job_of(parsed, origin, [prompt.token_ids], parsed.max_tokens, translation, grammar=grammar)
 
@@ -55,11 +57,12 @@ def responses_job(body: Body, origin: Origin) -> Job:
     parsed = parse(ResponsesBody, body)
     question = responses_body.question_of(body, parsed)
     prompt = asked(question, origin)
-    grammar = grammar_of(responses_form(body, parsed), prompt, parsed, origin)
+    form = responses_form(body, parsed)
+    grammar = grammar_of(form, prompt, parsed, origin)
     translation = ResponsesTranslation(
         origin.envelope("resp_"),
         Tally(len(prompt.token_ids)),
-        _utterance(parsed, question, prompt, origin, "call_"),
+        _utterance(parsed, question, form, prompt, origin, "call_"),
         responses_body.echo_of(body, parsed),
         lambda prefix: new_id(prefix, origin.random),
     )
@@ -67,9 +70,9 @@ def responses_job(body: Body, origin: Origin) -> Job:
 
 
 def _utterance(
-    body: GenerationBody, question: Question, prompt: ChatPrompt, origin: Origin, call_prefix: str
+    body: GenerationBody, question: Question, form: Form, prompt: ChatPrompt, origin: Origin, call_prefix: str
 ) -> Utterance:
-    parser = parser_of(question, prompt, origin, call_prefix)
+    parser = parser_of(question, form, prompt, origin, call_prefix)
     likelihoods = None if body.logprobs_asked is None else likelihoods_of(body, origin)
     skip_special = body.skip_special_tokens is not False
     return Utterance(parser, origin.model.tokenizer.decode, body.stops, skip_special, likelihoods)

@@ -59,12 +59,16 @@ class OutputParser:
     """Owner: the translation of one sequence.
 
     `thinking`: the prompt has already opened the think block. Without `tools`, tool markup is ordinary text; of an
-    answer that is to be `uncalled` it is left out, and so is the call. A think block counts only at the beginning of
-    the answer.
+    answer that is to be `uncalled` it is left out, and so is the call. Where a `value` was asked for, the answer is one
+    or calls, and what stands inside a value is its own. A think block counts only at the beginning of the answer.
     """
 
-    def __init__(self, thinking: bool, tools: Tools, new_id: Callable[[], str], uncalled: bool = False) -> None:
+    def __init__(
+        self, thinking: bool, tools: Tools, new_id: Callable[[], str], uncalled: bool = False, value: bool = False
+    ) -> None:
         self._uncalled = uncalled
+        self._may_be_value = value
+        self._is_value = False
         self._at = _At.THINKING if thinking else _At.START
         self._tools = tools
         self._new_id = new_id
@@ -183,6 +187,9 @@ class OutputParser:
         return False
 
     def _speak(self) -> bool:
+        if self._may_be_value and self._buffer.strip():
+            self._is_value = not self._buffer.lstrip().startswith(CALL_OPEN[0])
+            self._may_be_value = False
         if not self._may_call:
             self._buffer = self._say(self._buffer)
             return False
@@ -199,7 +206,8 @@ class OutputParser:
 
     @property
     def _may_call(self) -> bool:
-        return (bool(self._tools) or self._uncalled) and self._given_back_chars < MAX_GIVEN_BACK_CHARS
+        reads = (bool(self._tools) or self._uncalled) and not self._is_value
+        return reads and self._given_back_chars < MAX_GIVEN_BACK_CHARS
 
     def _without_half_tag(self) -> str:
         return _before_partial(self._buffer, CALL_OPEN) if self._may_call else self._buffer

@@ -186,6 +186,16 @@ def test_a_call_that_nobody_wanted_is_left_out_with_its_markup(text: str, conten
         assert (said["content"], said["calls"]) == (content, [])
 
 
+def test_markup_inside_a_value_that_was_asked_for_is_part_of_the_value() -> None:
+    inside = json.dumps({"how": "<tool_call><function=get_weather></function></tool_call>"})
+    for text, expected in ((f"<think>\nHm.\n</think>\n\n{inside}", inside), (f"\n{inside}", inside), (HERMES, "")):
+        for size in (1, 2, 7, len(text)):
+            parser = OutputParser(False, TOOLS, lambda: "id", value=True)
+            pieces = [piece for part in in_runs(text, size) for piece in parser.push(part)] + parser.finish()
+            said = summary(pieces)
+            assert (said["content"], bool(said["calls"])) == (expected, not expected)
+
+
 FRAGMENTS = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "\n\n", " ", "a", "é😀", "<", "</"),

@@ -196,6 +196,14 @@ def test_a_call_that_nobody_wanted_is_told_on_no_surface(endpoint: str) -> None:
             assert said in told
 
 
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_markup_inside_a_value_that_was_asked_for_is_told(choice: str) -> None:
+    inside = json.dumps({"how": CALL.replace("\n", "")})
+    form = {"type": "json_object"}
+    body = answered(says(inside), CHATS, {**BODIES[CHATS], "tool_choice": choice, "response_format": form})
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": inside}
+
+
 HOSTILE = [
     '{"a": "\\ud800", "\\udfff": 1}',
     '{"a": NaN, "b": -Infinity, "c": 1e999}',
