@@ -1,3 +1,4 @@
+import gc
 import signal
 from pathlib import Path
 
@@ -17,6 +18,12 @@ settings.load_profile("fixed")
 def pytest_configure(config: pytest.Config) -> None:
     # Servers of other tests may still have threads here, and Hypothesis takes what they draw for the example's own.
     config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside strategies")
+
+
+def pytest_collection_finish() -> None:
+    # What the tests have imported stays; every full collection would else look through it all for half a second.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
