@@ -13,6 +13,7 @@ from provider.backends.sim import SimBackend
 from provider.generation import Sampling
 from tests.fixtures.backend_play import GREEDY, prefill, prompt_of, solo
 from tests.fixtures.family_models import write_family
+from tests.soak import SOAK
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=11)
 PENALISED = Sampling(
@@ -22,9 +23,11 @@ SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
 FACTS = BackendFacts("sim", 1024, 4096, 1000, 512, 1000, 256)
 
 
-MODELS = ("sim", "bfloat16", "float32", "4bit", "llama", "gpt_oss", "qwen3_5_moe", "qwen3_5_moe in lanes")
+FAMILIES = ("qwen3_5 in 4 bits", "llama", "gpt_oss", "qwen3_5_moe", "qwen3_5_moe in lanes")
+MODELS = ("sim", "bfloat16", "float32", *(("4bit",) if SOAK else ()), *FAMILIES)
 """The simulated backend, the bundled model in every dtype, and families: full and sliding attention, experts; and one
 in exact mode."""
+PACKED = {"group_size": 32, "bits": 4, "mode": "affine"}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -37,9 +40,10 @@ def backend(
     elif request.param in variants:
         made = MlxBackend(variants[request.param])
     else:
-        family, _, lanes = request.param.partition(" ")
-        made = mlx = MlxBackend(write_family(tmp_path_factory.mktemp("family"), family))
-        if lanes:
+        family, _, how = request.param.partition(" ")
+        quantize = PACKED if how == "in 4 bits" else None
+        made = mlx = MlxBackend(write_family(tmp_path_factory.mktemp("family"), family, quantize=quantize))
+        if how == "in lanes":
             mlx.decode_in_lanes(in_lanes(4, 4, mlx.aside))
     yield made
     made.close()
