@@ -76,7 +76,7 @@ def test_without_padded_lanes_it_is_not(backend: MlxBackend, lanes: Ingredients)
     assert together(backend, replace(lanes, packing=AsManyRows()))[0] != []
 
 
-def padded_together(asked: Sequence[Query], scale: float) -> list[mx.array]:
+def padded_together(queries: mx.array, asked: Sequence[Query], scale: float) -> list[mx.array]:
     """Attention in one launch, on keys filled up to the longest."""
     seen = [one.seen() for one in asked]
     longest = max(keys.shape[2] for keys, _ in seen)
@@ -86,8 +86,9 @@ def padded_together(asked: Sequence[Query], scale: float) -> list[mx.array]:
 
     mask = mx.stack([mx.arange(longest) < keys.shape[2] for keys, _ in seen])[:, None, None]
     keys, values = filled([keys for keys, _ in seen]), filled([values for _, values in seen])
-    queries = mx.concatenate([one.queries for one in asked])
-    outs = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    own = queries[mx.array([one.row for one in asked])]
+    flat = own.reshape(len(asked), -1, 1, own.shape[-1])
+    outs = mx.fast.scaled_dot_product_attention(flat, keys, values, scale=scale, mask=mask).reshape(own.shape)
     return [outs[row : row + 1] for row in range(len(asked))]
 
 

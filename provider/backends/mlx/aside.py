@@ -41,6 +41,9 @@ class Straight(Aside):
         self._stream = None
 
 
+STRAIGHT = Straight()
+
+
 def half(sizes: Sequence[int]) -> list[int]:
     """Which to give away: all are shared out, the largest first, to whoever has less."""
     kept, given, away = 0, 0, []

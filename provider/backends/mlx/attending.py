@@ -7,14 +7,18 @@ from typing import Protocol
 import mlx.core as mx
 
 from provider.backends.mlx.aside import Aside
+from provider.backends.mlx.device import on_the_cpu
+
+WORTH_HANDING_OVER = 2**20
+"""Products of all queries with their keys. Below it two streams wait longer for one another than they save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """queries [1, Hq, 1, D] of one position; keys and values [1, Hkv, L, D], the last `later` of which lie behind
-    it."""
+    """Of the position in this `row`; keys and values [1, Hkv, L, D] of its sequence, the last `later` of which lie
+    behind it."""
 
-    queries: mx.array
+    row: int
     keys: mx.array
     values: mx.array
     later: int
@@ -27,8 +31,9 @@ class Query:
 
 
 class Attend(Protocol):
-    def __call__(self, asked: Sequence[Query], scale: float) -> list[mx.array]:
-        """[1, Hq, 1, D] for each, in order."""
+    def __call__(self, queries: mx.array, asked: Sequence[Query], scale: float) -> list[mx.array]:
+        """queries [rows, Hkv, G, D], by the G heads that share a key head -> [1, Hkv, G, D] for each that is asked, in
+        order."""
         ...
 
 
@@ -38,9 +43,29 @@ class EachAlone:
     def __init__(self, aside: Aside) -> None:
         self._aside = aside
 
-    def __call__(self, asked: Sequence[Query], scale: float) -> list[mx.array]:
+    def __call__(self, queries: mx.array, asked: Sequence[Query], scale: float) -> list[mx.array]:
+        composed = on_the_cpu()
+        if composed:
+            queries = queries * scale
+
         def attended(number: int) -> mx.array:
             one = asked[number]
-            return mx.fast.scaled_dot_product_attention(one.queries, *one.seen(), scale=scale)
+            own = queries[one.row : one.row + 1]
+            return _composed(own, *one.seen()) if composed else _launched(own, *one.seen(), scale)
 
-        return self._aside.halved(attended, [one.keys.shape[2] for one in asked])
+        sizes = [one.keys.shape[2] for one in asked]
+        if sum(sizes) * queries.size // queries.shape[0] < WORTH_HANDING_OVER:
+            return [attended(number) for number in range(len(asked))]
+        return self._aside.halved(attended, sizes)
+
+
+def _launched(own: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    _, key_heads, group, width = own.shape
+    queries = own.reshape(1, key_heads * group, 1, width)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale).reshape(own.shape)
+
+
+def _composed(own: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+    """What MLX composes its attention of on a CPU, without what only other shapes need: an operation takes longer to
+    launch there than to compute."""
+    return mx.softmax(own @ keys.swapaxes(-1, -2), axis=-1, precise=True) @ values

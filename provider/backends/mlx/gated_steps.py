@@ -28,14 +28,19 @@ def in_steps(
         q, k = mx.repeat(q, repeats, axis=2), mx.repeat(k, repeats, axis=2)
     q, k = q[..., None, :], k[..., None, :]
     ys, states = [], []
-    for t in range(q.shape[1]):
-        state = state * decay[:, t]
-        recalled = (state * k[:, t]).sum(axis=-1)
-        update = (v[:, t] - recalled) * beta[:, t]
-        state = state + k[:, t] * update[..., None]
-        ys.append((state * q[:, t]).sum(axis=-1).astype(q.dtype))
+    for q_t, k_t, v_t, decay_t, beta_t in zip(*map(_by_position, (q, k, v, decay, beta)), strict=True):
+        state = state * decay_t
+        recalled = (state * k_t).sum(axis=-1)
+        update = (v_t - recalled) * beta_t
+        state = state + k_t * update[..., None]
+        ys.append((state * q_t).sum(axis=-1).astype(q.dtype))
         states.append(state)
     return mx.stack(ys, axis=1), states
+
+
+def _by_position(x: mx.array) -> list[mx.array]:
+    """[B, T, ...] -> T times [B, ...]"""
+    return [one.squeeze(1) for one in mx.split(x, x.shape[1], axis=1)]
 
 
 def _in_launches(

@@ -7,7 +7,7 @@ from itertools import accumulate
 import mlx.core as mx
 
 from provider.backends.mlx.banks import Seat
-from provider.backends.mlx.picks import Pick, Pool
+from provider.backends.mlx.picks import Pick
 from provider.exact.packing import Lane
 
 
@@ -20,43 +20,34 @@ class Lanes:
         self.widths = widths
         self.longest = max(widths)
         self.sizes = [lane.rows for lane in lanes]
-        self.firsts = [0, *accumulate(self.sizes)][:-1]
+        self.rows = sum(self.sizes)
         self.begins = [0] * len(widths)
-        for lane, first in zip(lanes, self.firsts, strict=True):
+        for lane, first in zip(lanes, accumulate([0, *self.sizes]), strict=False):
             begin = first
             for number in lane.members:
                 self.begins[number] = begin
                 begin += widths[number]
 
-    @property
-    def rows(self) -> int:
-        return sum(self.sizes)
-
-    def tokens(self, told: mx.array) -> list[mx.array]:
-        """[sum of widths], one sequence after the other -> [rows] of each lane. Padding repeats some token."""
+    def tokens(self, told: mx.array) -> mx.array:
+        """[sum of widths], one sequence after the other -> [rows] of all lanes. Padding repeats some token."""
         places: list[int | None] = [None] * self.rows
         source = 0
         for begin, width in zip(self.begins, self.widths, strict=True):
             places[begin : begin + width] = range(source, source + width)
             source += width
-        return [Pick(wanted, [source])(Pool([told])) for wanted in self.split(places)]
+        return Pick(places, source)(told)
 
-    def split(self, rows: Sequence[int | None]) -> list[list[int | None]]:
-        """What is said of all rows, lane by lane."""
-        ends = [*accumulate(self.sizes)]
-        return [[*rows[end - size : end]] for end, size in zip(ends, self.sizes, strict=True)]
-
-    def offsets(self, lengths: Sequence[int]) -> list[mx.array]:
+    def offsets(self, lengths: Sequence[int]) -> mx.array:
         """Where each row's position stands in its sequence, of which there are `lengths[i]` positions already."""
-        offsets: list[int | None] = [0] * self.rows
+        offsets = [0] * self.rows
         for begin, width, length in zip(self.begins, self.widths, lengths, strict=True):
             offsets[begin : begin + width] = range(length, length + width)
-        return [mx.array([one or 0 for one in lane]) for lane in self.split(offsets)]
+        return mx.array(offsets)
 
 
 class Crossing:
     """From lanes to banks and back. `to_banks[b]` picks [size * T] rows, T positions for each row of the bank: of a
-    shorter sequence its last one again. `to_lanes[l]` picks a lane's rows out of as many of every bank."""
+    shorter sequence its last one again. `to_lanes` picks the rows of all lanes out of as many of every bank."""
 
     def __init__(self, lanes: Lanes, seats: Sequence[Seat], banks: int, size: int) -> None:
         longest = lanes.longest
@@ -67,5 +58,5 @@ class Crossing:
                 wanted[bank][row * longest + t] = begin + min(t, width - 1)
             for t in range(width):
                 back[begin + t] = (bank * size + row) * longest + t
-        self.to_banks = [Pick(one, lanes.sizes) for one in wanted]
-        self.to_lanes = [Pick(one, [size * longest] * banks) for one in lanes.split(back)]
+        self.to_banks = [Pick(one, lanes.rows) for one in wanted]
+        self.to_lanes = Pick(back, size * longest * banks)

@@ -121,7 +121,11 @@ class Trunk:
 
     def normed(self, hidden: mx.array) -> mx.array:
         """The final norm."""
-        return self._model.model.norm(hidden)
+        return self.final_norm(hidden)
+
+    @property
+    def final_norm(self) -> Any:
+        return self._model.model.norm
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[N, H] -> [N, V]"""
