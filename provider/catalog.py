@@ -173,6 +173,7 @@ class Factory:
             context_length=told,
             kv_pool_tokens=engine.kv_pool_tokens,
             park=self._config.park_spec(self._memory_kind),
+            lanes_directory=str(self._config.lanes_directory),
             drafts=DraftSpec(
                 mode=engine.mtp_mode,
                 killed=self._config.mtp_killed,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provider.errors import ConfigError
 from provider.exact.policy import Mode as ExactMode
+from provider.lane_file import DIRECTORY as LANES_DIRECTORY
 from provider.memory.caps import CAP_FRACTION, GIB, cap_fraction, gib_to_bytes
 from provider.mtp.policy import Mode as MtpMode
 from provider.mtp.policy import is_killed
@@ -141,6 +142,10 @@ class ProviderConfig:
     @property
     def park_directory(self) -> Path:
         return self.data_dir / DIRECTORY
+
+    @property
+    def lanes_directory(self) -> Path:
+        return self.data_dir / LANES_DIRECTORY
 
     def park_spec(self, kind: MemoryKind) -> ParkSpec:
         """RAM is a place to park in only where models occupy another memory."""

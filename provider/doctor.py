@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from provider.config import ProviderConfig, read_config
+from provider.config import ProviderConfig, data_directory, read_config
 from provider.described import read_described
 from provider.errors import ConfigError, ModelError
 from provider.exact_findings import exact_object, judge_exact
@@ -25,6 +25,7 @@ from provider.findings import Finding, Status, is_failure
 from provider.fit_findings import fit_findings, fit_object
 from provider.fitness import FitReport, judge_fit
 from provider.hardware import Hardware, read_hardware
+from provider.lane_file import DIRECTORY as LANES_DIRECTORY
 from provider.memory_findings import MemoryFacts, judge_memory
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.models.commands import readable_bytes
@@ -306,11 +307,12 @@ def doctor(
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider to try.")] = None,
     token: Annotated[str | None, typer.Option(help="A provider token to try there.")] = None,
     port: Annotated[list[int] | None, typer.Option(help="A port that should be free.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the embedded Postgres keeps its data.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where what is kept of this machine lies.")] = None,
 ) -> None:
     """Looks at this machine and says what would keep it from serving, and how to fix it."""
     if exact or adversary:
-        _doctor_exact(model or BUNDLED_MODEL_ID, adversary, as_json, strict)
+        lanes_in = data_directory(data_dir) / LANES_DIRECTORY
+        _doctor_exact(model or BUNDLED_MODEL_ID, adversary, as_json, strict, lanes_in)
         return
     if facts is not None:
         findings, reports = _judge_described(facts, model)
@@ -326,12 +328,12 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _doctor_exact(model: str, adversary: bool, as_json: bool, strict: bool) -> None:
+def _doctor_exact(model: str, adversary: bool, as_json: bool, strict: bool, lanes_in: Path) -> None:
     try:
         from provider.exact_trial import try_exact  # and MLX with it
     except (ImportError, OSError) as error:
         raise ConfigError(f"MLX cannot be used here ({error}): `darkbloom-py doctor` says what to do.") from error
-    facts = try_exact(model, adversary, partial(typer.echo, err=as_json))
+    facts = try_exact(model, adversary, partial(typer.echo, err=as_json), lanes_in=lanes_in)
     findings = judge_exact(facts)
     if as_json:
         told = {"checks": [asdict(one) for one in findings], "fit": None, "exact": exact_object(facts)}

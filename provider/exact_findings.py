@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from provider.exact.choice import Source
 from provider.exact.policy import Condition
 from provider.findings import Finding, Status
 
@@ -33,6 +34,7 @@ class ExactFacts:
     device: str
     adversary: bool
     lane_rows: int | None
+    lane_rows_from: Source | None = None
     reason: str | None = None
     tried: Sequence[Tried] = ()
     without: Sequence[Tried] = ()
@@ -52,7 +54,7 @@ def judge_exact(facts: ExactFacts) -> list[Finding]:
 
 def _verdict(facts: ExactFacts) -> Finding:
     under = ", which was made to round by the size of every launch" if facts.adversary else ""
-    where = f"{facts.model} on {facts.device}{under}, in lanes of {facts.lane_rows} rows"
+    where = f"{facts.model} on {facts.device}{under}, in lanes of {facts.lane_rows} rows{_chosen(facts)}"
     if not facts.differing:
         said = f"{where}: the same tokens and logits in {len(facts.tried)} conditions."
         return Finding(EXACT_CHECK, Status.PASS, said)
@@ -60,6 +62,16 @@ def _verdict(facts: ExactFacts) -> Finding:
     only_drafts = facts.differing == [Condition.DRAFTED]
     fix = f"Serve it with {'mtp_mode off' if only_drafts else 'exact off'}, and report this with the digests."
     return Finding(EXACT_CHECK, Status.FAIL, f"{where}: a chat differs from itself alone when it is {names}.", fix)
+
+
+def _chosen(facts: ExactFacts) -> str:
+    match facts.lane_rows_from:
+        case "kept":
+            return " (as a load has chosen, kept in the data directory)"
+        case "measured":
+            return " (measured now: no load has chosen yet)"
+        case None:
+            return ""
 
 
 def _unshown(facts: ExactFacts) -> list[Finding]:
@@ -88,6 +100,7 @@ def exact_object(facts: ExactFacts) -> dict[str, Any]:
         "device": facts.device,
         "adversary": facts.adversary,
         "lane_rows": facts.lane_rows,
+        "lane_rows_from": facts.lane_rows_from,
         "reason": facts.reason,
         "conditions": _digests(facts.tried),
         "without": _digests(facts.without),

@@ -42,6 +42,7 @@ def exact_object(model: Model) -> dict[str, Any]:
         "reason": report.reason,
         "code": report.code,
         "lane_rows": report.lane_rows,
+        "lane_rows_from": report.lane_rows_from,
     }
 
 

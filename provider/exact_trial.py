@@ -6,13 +6,13 @@ from hashlib import sha256
 from pathlib import Path
 
 from provider.backends.mlx.backend import MlxBackend
-from provider.backends.mlx.lane_cost import lanes_of, pass_seconds
+from provider.backends.mlx.lane_cost import lanes_of
 from provider.backends.mlx.numerics_adversary import NumericsAdversary
 from provider.errors import ModelError
-from provider.exact.choice import cheapest
 from provider.exact.policy import Condition, Found, On, Unavailable, decide
 from provider.exact_check import CheckFailed, Question, Reading, check
 from provider.exact_findings import ExactFacts, Tried
+from provider.exact_lanes import choose_rows
 from provider.generation import Sampling
 from provider.heads import attach_head, choose_head
 from provider.models.checkpoint import read_checkpoint
@@ -30,13 +30,17 @@ SAMPLINGS = (Sampling(temperature=0), Sampling(temperature=2.0, seed=7))
 Say = Callable[[str], None]
 
 
-def try_exact(model: str, adversary: bool, say: Say, tokens: int = TOKENS) -> ExactFacts:
-    """`say` hears of each condition as it is done; `tokens`: of the chat's answer. Raises ModelError for a model that
-    is not here or not served."""
+def try_exact(
+    model: str, adversary: bool, say: Say, tokens: int = TOKENS, lanes_in: Path | None = None
+) -> ExactFacts:
+    """`say` hears of each condition as it is done; `tokens`: of the chat's answer; `lanes_in`: where choices of
+    rows are kept: one that a load has made is tried, and none is added. Raises ModelError for a model that is not here
+    or not served."""
     found = find_model(model)
     backend = _load(found.directory)
     try:
-        return _tried(backend, found.id, _questions(ModelTokenizer(found.directory), tokens), adversary, say)
+        questions = _questions(ModelTokenizer(found.directory), tokens)
+        return _tried(backend, found.id, questions, adversary, say, lanes_in)
     finally:
         backend.close()
 
@@ -57,11 +61,13 @@ def _questions(tokenizer: ModelTokenizer, tokens: int) -> list[Question]:
     return [Question(chat, others, tokens, sampling) for sampling in SAMPLINGS]
 
 
-def _tried(backend: MlxBackend, id: str, questions: Sequence[Question], adversary: bool, say: Say) -> ExactFacts:
-    grid, device = backend.grid, backend.facts.device
-    candidates = grid.candidates
-    rows = cheapest(pass_seconds(backend, candidates)) if len(candidates) > 1 else next(iter(candidates), None)
-    match decide("on", Found(lanes=True, experts_per_token=grid.experts_per_token, lane_rows=rows)):
+def _tried(
+    backend: MlxBackend, id: str, questions: Sequence[Question], adversary: bool, say: Say, lanes_in: Path | None
+) -> ExactFacts:
+    device, experts = backend.facts.device, backend.grid.experts_per_token
+    chosen = choose_rows(backend, id, lanes_in, keep=False)
+    rows, source = (None, None) if chosen is None else (chosen.count, chosen.source)
+    match decide("on", Found(lanes=True, experts_per_token=experts, lane_rows=rows)):
         case On(rows):
             backend.decode_in_lanes(lanes_of(backend, rows))
         case Unavailable(_, reason):
@@ -74,7 +80,15 @@ def _tried(backend: MlxBackend, id: str, questions: Sequence[Question], adversar
     except CheckFailed as failed:
         reason = f"the check came to no end: {failed}"
         return ExactFacts(model=id, device=device, adversary=adversary, lane_rows=None, reason=reason)
-    return ExactFacts(model=id, device=device, adversary=adversary, lane_rows=rows, tried=tried, without=without)
+    return ExactFacts(
+        model=id,
+        device=device,
+        adversary=adversary,
+        lane_rows=rows,
+        lane_rows_from=source,
+        tried=tried,
+        without=without,
+    )
 
 
 def _without(backend: MlxBackend, questions: Sequence[Question], hostile: NumericsAdversary, say: Say) -> list[Tried]:

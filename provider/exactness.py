@@ -5,21 +5,23 @@ from pathlib import Path
 
 from provider.backends.base import Backend
 from provider.errors import ExactUnavailable
-from provider.exact.choice import cheapest
+from provider.exact.choice import Source
 from provider.exact.policy import Found, Mode, Off, On, Unavailable, decide
 from provider.pipe import ExactReport
 
 log = logging.getLogger(__name__)
 
 
-def attach_exact(backend: Backend, directory: Path, mode: Mode) -> ExactReport:
-    """After the head, which is checked with it. Raises ExactUnavailable under `on` for what cannot be guaranteed."""
-    match decide(mode, Found(lanes=False) if mode == "off" else _found(backend)):
+def attach_exact(backend: Backend, directory: Path, mode: Mode, lanes_in: Path | None = None) -> ExactReport:
+    """After the head, which is checked with it. `lanes_in`: where choices of rows are kept; None: nowhere.
+    Raises ExactUnavailable under `on` for what cannot be guaranteed."""
+    found, source = (Found(lanes=False), None) if mode == "off" else _found(backend, directory, lanes_in)
+    match decide(mode, found):
         case Off():
             return ExactReport()
         case On(rows):
-            log.info("exact_on lane_rows=%d", rows)
-            return ExactReport(state="on", lane_rows=rows)
+            log.info("exact_on lane_rows=%d from=%s", rows, source)
+            return ExactReport(state="on", lane_rows=rows, lane_rows_from=source)
         case Unavailable(code, reason):
             log.info("exact_unavailable code=%s reason=%r", code, reason)
             if mode == "on":
@@ -27,32 +29,29 @@ def attach_exact(backend: Backend, directory: Path, mode: Mode) -> ExactReport:
             return ExactReport(state="unavailable", reason=reason, code=code.value)
 
 
-def _found(backend: Backend) -> Found:
-    """Leaves a backend in lanes that can be exact, and any other as it was."""
+def _found(backend: Backend, directory: Path, lanes_in: Path | None) -> tuple[Found, Source | None]:
+    """Leaves a backend in lanes that can be exact, and any other as it was. Besides, where its rows come from."""
     if not hasattr(backend, "decode_in_lanes"):
-        return Found(lanes=False)
+        return Found(lanes=False), None
     from provider.backends.mlx.backend import MlxBackend
-    from provider.backends.mlx.lane_cost import lanes_of, pass_seconds
+    from provider.backends.mlx.lane_cost import lanes_of
     from provider.exact_check import check, differing, short_question
+    from provider.exact_lanes import choose_rows
 
     assert isinstance(backend, MlxBackend)
-    grid = backend.grid
-    candidates = grid.candidates
-    if not candidates:
-        return Found(lanes=True, experts_per_token=grid.experts_per_token)
-    rows = candidates[0]
+    rows: int | None = None
     try:
-        if len(candidates) > 1:
-            seconds = pass_seconds(backend, candidates)
-            rows = cheapest(seconds)
-            log.info("exact_lanes %s", " ".join(f"{one}={taken * 1e3:.2f}ms" for one, taken in seconds.items()))
+        chosen = choose_rows(backend, directory.name, lanes_in)
+        if chosen is None:
+            return Found(lanes=True, experts_per_token=backend.grid.experts_per_token), None
+        rows = chosen.count
         backend.decode_in_lanes(lanes_of(backend, rows))
         different = differing(check(backend, short_question(backend.facts.vocab_size)))
     except Exception as error:  # whatever it is: not a reason to lose the model under `auto`
         log.exception("exact_check_failed")
         backend.decode_in_lanes(None)
-        return Found(lanes=True, lane_rows=rows, failure=f"{type(error).__name__}: {error}")
+        return Found(lanes=True, lane_rows=rows, failure=f"{type(error).__name__}: {error}"), None
     if different:
         backend.decode_in_lanes(None)
     backend.clear_cache()
-    return Found(lanes=True, lane_rows=rows, differing=different)
+    return Found(lanes=True, lane_rows=rows, differing=different), chosen.source

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from provider.exact.choice import Source
 from provider.exact.policy import Mode as ExactMode
 from provider.generation import Event, GenerationRequest
 from provider.mtp.policy import Mode
@@ -45,6 +46,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     park: ParkSpec | None = None
     """None: what is parked is computed again."""
     exact: ExactMode = "off"
+    lanes_directory: str | None = None
+    """Where the rows of lanes are kept that were chosen by measurement; None: nowhere."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -98,12 +101,13 @@ class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class ExactReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a loaded model is exact (provider.exact.policy); `code` and `reason`: why it is unavailable. `lane_rows`:
-    on how many rows its decode passes run."""
+    on how many rows its decode passes run, by a choice that this load has made or an earlier one."""
 
     state: Literal["on", "off", "unavailable"] = "off"
     reason: str | None = None
     code: str | None = None
     lane_rows: int | None = None
+    lane_rows_from: Source | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):

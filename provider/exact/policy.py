@@ -83,11 +83,11 @@ def decide(mode: Mode, found: Found) -> Decision:
 def _judge(found: Found) -> On | Unavailable:
     if not found.lanes:
         return Unavailable(Code.BACKEND_UNSUPPORTED, "this backend does not decode in lanes: serve it with exact off")
+    if found.failure is not None:
+        return Unavailable(Code.CHECK_FAILED, f"the check could not be made ({found.failure}): serve it with exact off")
     if found.lane_rows is None:
         experts = f"each token goes through {found.experts_per_token} experts, and one row is sorted among others"
         return Unavailable(Code.EXPERTS_SORTED, f"{experts}: serve it with exact off")
-    if found.failure is not None:
-        return Unavailable(Code.CHECK_FAILED, f"the check could not be made ({found.failure}): serve it with exact off")
     if found.differing:
         names = ", ".join(found.differing)
         remedy = "mtp_mode off" if [*found.differing] == [Condition.DRAFTED] else "exact off"

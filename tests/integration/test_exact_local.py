@@ -78,6 +78,7 @@ def test_the_server_says_that_it_is_exact(api: Api) -> None:
     (model,) = props["models"]
     assert model["exact"]["state"] == "on"
     assert model["exact"]["lane_rows"] in (1, 2, 4, 8, 16)
+    assert model["exact"]["lane_rows_from"] == "measured"
     told = api.get("/v1/settings/exact-concurrency").json()
     assert (told["wanted"], told["actual"], told["overridden_by"]) == ("on", "on", "--exact")
 

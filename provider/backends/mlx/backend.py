@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 
@@ -128,6 +129,13 @@ class MlxBackend(Guided):
         return LaneGrid(
             shared, experts_per_token(self._model), 0 if self._drafter is None else self._drafter.max_drafts
         )
+
+    @property
+    def shapes(self) -> str:
+        """A digest of the shapes and types of the trunk's weights, packed as they are: what its passes take depends on
+        them and not on the numbers within."""
+        weights = sorted((name, one.shape, str(one.dtype)) for name, one in tree_flatten(self._model.parameters()))
+        return sha256(repr(weights).encode()).hexdigest()
 
     @property
     def aside(self) -> Aside:

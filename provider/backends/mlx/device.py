@@ -1,7 +1,9 @@
 """The device MLX would use here. Run as a module, it also computes something on it and says so in JSON."""
 
 import json
+import os
 import sys
+from importlib.metadata import version
 
 import mlx.core as mx
 
@@ -11,6 +13,12 @@ def device_name() -> str:
     device = mx.default_device()
     name = mx.device_info(device).get("device_name", "unknown")
     return f"{device.type.name}: {name}"
+
+
+def running_on() -> str:
+    """What decides how long a pass takes, and how its sums are rounded: the device, and what computes on it."""
+    cores = f" with {os.cpu_count()} cores" if on_the_cpu() else ""
+    return f"{device_name()}{cores}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
 
 
 def device_memory() -> tuple[int | None, int | None]:

@@ -24,6 +24,7 @@ def test_one_digest_passes() -> None:
         "device": "d",
         "adversary": False,
         "lane_rows": 8,
+        "lane_rows_from": None,
         "reason": None,
         "conditions": [{"name": one.value, "digest": "a"} for one in Condition],
         "without": [],

@@ -69,6 +69,24 @@ def test_the_rows_are_those_that_make_the_mix_cheapest(seconds: dict[int, float]
     assert cheapest(seconds) == rows
 
 
+@pytest.mark.parametrize(
+    ("seconds", "drafts", "rows"),
+    [
+        ({4: 1.0, 8: 1.0, 16: 1.05}, 0, 8),
+        ({4: 1.0, 8: 1.0, 16: 1.05}, 2, 16),  # twelve positions and twenty-four in fewer launches
+        ({4: 1.6, 8: 1.9, 16: 2.9}, 2, 8),
+        ({4: 1.0}, 3, 4),
+        ({1: 1.0}, 2, 1),  # no room for a draft
+    ],
+)
+def test_a_model_that_drafts_counts_its_drafts_in_the_mix(seconds: dict[int, float], drafts: int, rows: int) -> None:
+    assert cheapest(seconds, drafts) == rows
+
+
+def test_a_draft_counts_as_the_token_that_it_may_be() -> None:
+    assert cost_s({8: 1.0}, 8, 2) - cost_s({8: 1.0}, 8) == pytest.approx(1 * 1 / 3 + 4 * 2 / 3 + 8 * 3 * 8 / 22)
+
+
 def test_the_cost_is_what_each_chat_of_the_mix_waits_for_its_next_token() -> None:
     assert MIX == (1, 4, 8)
     assert cost_s({4: 0.5}, 4) == pytest.approx(1 * 0.5 + 4 * 0.5 + 8 * 2 * 0.5)
