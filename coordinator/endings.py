@@ -8,6 +8,9 @@ from coordinator.refusals import RETRY_AFTER_S
 from provider.api.wire import Failure, internal_error, unavailable
 from provider.protocol import InferenceError
 
+LONGEST_WAIT_S = 3600
+"""That a provider may ask a client for."""
+
 
 def failed(frame: InferenceError) -> Failure:
     """The provider's own words and status; a status that is no error becomes 502."""
@@ -23,7 +26,7 @@ def failed(frame: InferenceError) -> Failure:
         message=frame.message,
         param=param if isinstance(param, str) else None,
         retryable=frame.retryable,
-        retry_after_s=wait if isinstance(wait, int) else _retry_after(status),
+        retry_after_s=wait if isinstance(wait, int) and 0 <= wait <= LONGEST_WAIT_S else _retry_after(status),
         detail=detail,
     )
 

@@ -20,6 +20,8 @@ from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.wire import invalid_request
 
 router = APIRouter()
+LONGEST_NAME = 1024
+"""Of a model: it is logged, and told in refusals."""
 Caller = Annotated[Token, Depends(requires(TokenKind.API))]
 SHAPE = {
     "type": "object",
@@ -57,8 +59,9 @@ async def generate(request: Request, caller: Caller) -> Response:
 
 def _model(body: dict[str, Any]) -> str:
     model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise Refusal(invalid_request("`model` must be the name of a model.", "model"))
+    if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME:
+        message = f"`model` must be the name of a model, of {LONGEST_NAME} characters at most."
+        raise Refusal(invalid_request(message, "model"))
     return model
 
 

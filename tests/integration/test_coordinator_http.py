@@ -76,6 +76,8 @@ BODIES: list[tuple[bytes, str]] = [
     (b"{}", "invalid_value"),
     (b'{"model": 3}', "invalid_value"),
     (b'{"model": ""}', "invalid_value"),
+    (b'{"model": "' + b"m" * 1025 + b'"}', "invalid_value"),
+    (b'{"model": "demo", "temperature": 1e999}', "invalid_json"),
     (b'{"model": "demo", "stream": "yes"}', "invalid_value"),
 ]
 
