@@ -27,8 +27,8 @@ ANTHROPIC_TYPES = {
 """https://docs.anthropic.com/en/api/errors; 503 is what that API answers with 529."""
 
 
-_PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_ESCAPED = json.JSONEncoder(separators=(",", ":"))
+_PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ESCAPED = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class Events(Protocol):
@@ -152,7 +152,8 @@ def named_event(data: Mapping[str, Any]) -> bytes:
 
 
 def encoded(data: Mapping[str, Any]) -> bytes:
-    """JSON on one line. Half of a surrogate pair has no UTF-8, but JSON can still spell it."""
+    """JSON on one line. Half of a surrogate pair has no UTF-8, but JSON can still spell it. Raises ValueError for a
+    number that is not finite, which JSON has no word for."""
     try:
         return _PLAIN.encode(data).encode()
     except UnicodeEncodeError:

@@ -5,6 +5,7 @@ import json
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from coordinator.config import Timings
 from coordinator.fleet import ProviderView
 from coordinator.reasons import CODES
 from coordinator.routing import Chosen, Explanation, Request, explain, route
+from provider.api.events import encoded
 from tests.soak import examples
 from tests.unit.coordinator.views import MODEL, TABLES, listed, slot, view
 
@@ -97,3 +99,11 @@ def test_an_explanation_is_of_the_moment_in_which_it_was_made() -> None:
     known["new"] = view("new", slot())
     assert {one: explanation.candidates([one])[0] for one in explanation.nearest(100)} == before
     assert set(explanation.views) == set(before)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_written_is_json_that_every_reader_takes(number: float) -> None:
+    for write in (encoded, to_json):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            write({"logprobs": [number, "\ud83d"]})
+    assert json.loads(encoded({"half": "\ud83d"})) == {"half": "\ud83d"}
