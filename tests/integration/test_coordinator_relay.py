@@ -7,6 +7,7 @@ import httpx
 import openai
 import pytest
 
+from coordinator.breaker import FAILURES, TOGETHER_S
 from provider.protocol import Ack, Cancel, InferenceRequest
 from tests.integration.coordinator_harness import (
     MODEL,
@@ -432,6 +433,35 @@ def test_an_answer_that_cannot_be_read_ends_at_once_is_cancelled_and_tried_elsew
                 await asyncio.sleep(0.05)
                 assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
             await played.hears(InferenceRequest, 2)
+
+    asyncio.run(scene())
+
+
+def test_a_body_that_breaks_whatever_it_meets_is_its_senders_matter_and_a_broken_provider_everybodys(
+    postgres: str,
+) -> None:
+    async def breaks(played: Provider, request: InferenceRequest) -> None:
+        if request.body.get("top_k") is None:
+            return await counts(played, request)
+        if request.body["top_k"] > 1:
+            await asyncio.sleep(TOGETHER_S)
+        return await played.fail(request, status=500, code="engine_error", retryable=False)
+
+    async def scene() -> None:
+        async with coordinator(postgres) as running, provider(running, breaks), running.client() as client:
+
+            async def ask(**values: int) -> int:
+                return (await client.post("/v1/chat/completions", json=chat(**values))).status_code
+
+            async def opened() -> bool:
+                page = (await client.get("/metrics")).text
+                return 'darkbloom_breakers{state="open"} 1.0' in page
+
+            assert [await ask(top_k=1, seed=seed) for seed in range(8)] == [500] * 8
+            assert not await opened()
+            assert await ask() == 200
+            assert [await ask(top_k=2 + number) for number in range(FAILURES)] == [500] * FAILURES
+            assert await opened()
 
     asyncio.run(scene())
 
