@@ -30,9 +30,7 @@ SAMPLINGS = (Sampling(temperature=0), Sampling(temperature=2.0, seed=7))
 Say = Callable[[str], None]
 
 
-def try_exact(
-    model: str, adversary: bool, say: Say, tokens: int = TOKENS, lanes_in: Path | None = None
-) -> ExactFacts:
+def try_exact(model: str, adversary: bool, say: Say, tokens: int = TOKENS, lanes_in: Path | None = None) -> ExactFacts:
     """`say` hears of each condition as it is done; `tokens`: of the chat's answer; `lanes_in`: where choices of
     rows are kept: one that a load has made is tried, and none is added. Raises ModelError for a model that is not here
     or not served."""
