@@ -12,6 +12,8 @@ import pytest
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from provider.backends.base import Row
+from provider.backends.mlx.aside import STRAIGHT
+from provider.backends.mlx.attending import EachAlone, Query
 from provider.backends.mlx.backend import MlxBackend
 from provider.backends.mlx.banks import Banks
 from provider.backends.mlx.ingredients import in_lanes
@@ -19,6 +21,7 @@ from provider.backends.mlx.lane_grid import SORTED_PAIRS, LaneGrid
 from provider.backends.mlx.lane_sampling import sample_lane
 from provider.backends.mlx.numerics_adversary import NumericsAdversary
 from provider.backends.mlx.recurrent import Captured, Recurrent
+from provider.backends.mlx.rms_norm import rms_norm
 from provider.backends.mlx.sampling import Sampler, sample
 from provider.generation import Sampling
 from provider.models.bundled import BUNDLED_MODEL_DIR
@@ -103,6 +106,11 @@ def normed() -> Kernel:
     return nn.RMSNorm(32)
 
 
+def normed_by_lanes() -> Kernel:
+    """All rows in one."""
+    return lambda x: rms_norm(x, mx.full(32, 1.5), 1e-6, lambda whole: [whole])
+
+
 def by_experts() -> Kernel:
     """Each row through the first two of eight experts."""
     mx.random.seed(1)
@@ -113,7 +121,7 @@ def by_experts() -> Kernel:
 KERNELS = [(make, dtype) for make in (linear, quantised, normed) for dtype in (mx.float32, mx.bfloat16)]
 
 
-@pytest.mark.parametrize(("make", "dtype"), [*KERNELS, (by_experts, mx.float32)])
+@pytest.mark.parametrize(("make", "dtype"), [*KERNELS, (normed_by_lanes, mx.float32), (by_experts, mx.float32)])
 def test_the_adversary_moves_last_bits_by_the_rows_of_a_launch_and_by_nothing_else(
     make: Callable[[], Kernel], dtype: mx.Dtype
 ) -> None:
@@ -131,6 +139,44 @@ def test_the_adversary_moves_last_bits_by_the_rows_of_a_launch_and_by_nothing_el
     assert not mx.array_equal(of_four[0], of_five)
     assert mx.allclose(of_one.astype(mx.float32), plain.astype(mx.float32), rtol=0.05, atol=0.05)
     assert mx.array_equal(kernel(row)[0], plain), "the adversary has gone"
+
+
+def test_attention_rounds_by_how_many_keys_there_are() -> None:
+    mx.random.seed(2)
+    queries, keys = mx.random.normal((1, 2, 2, 16)), mx.random.normal((1, 2, 9, 16))
+    attend, padded = EachAlone(STRAIGHT), mx.pad(keys[..., :6, :], [(0, 0), (0, 0), (0, 3), (0, 0)])
+
+    def attended(*asked: Query) -> list[mx.array]:
+        return attend(queries, asked, 0.25)
+
+    short, long = Query(0, keys[..., :6, :], keys[..., :6, :], 0), Query(0, keys, keys, 3)
+    scores = [(queries @ one.swapaxes(-1, -2))[..., :6] for one in (keys[..., :6, :], padded)]
+    assert mx.array_equal(*scores)
+    with NumericsAdversary():
+        moved = [(queries @ one.swapaxes(-1, -2))[..., :6] for one in (keys[..., :6, :], padded)]
+        assert not mx.array_equal(*moved)
+        assert mx.array_equal(*attended(short, long)), "what lies behind a query is not there"
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("width", [24, 80, 128])
+def test_a_norm_by_lanes_is_mlx_own_bit_for_bit(dtype: mx.Dtype, width: int) -> None:
+    mx.random.seed(3)
+    x, weight = (3 * mx.random.normal((6, 4, width))).astype(dtype), mx.random.normal((width,)).astype(dtype)
+    for one in (weight, None):
+        own = mx.fast.rms_norm(x, one, 1e-6)
+        assert mx.array_equal(own, rms_norm(x, one, 1e-6, lambda y: mx.split(y, 3)))
+        assert mx.array_equal(own, rms_norm(x, one, 1e-6, lambda y: mx.split(y, 4, axis=1), axis=1))
+
+
+def test_attention_of_a_query_alone_is_mlx_own_up_to_rounding() -> None:
+    mx.random.seed(4)
+    queries, keys, values = mx.random.normal((2, 2, 3, 16)), *mx.random.normal((2, 1, 2, 9, 16))
+    outs = EachAlone(STRAIGHT)(queries, [Query(1, keys, values, 2)], 0.25)
+    own = mx.fast.scaled_dot_product_attention(
+        queries[1].reshape(1, 6, 1, 16), keys[..., :7, :], values[..., :7, :], scale=0.25
+    )
+    assert mx.allclose(outs[0].flatten(), own.flatten(), rtol=1e-5, atol=1e-6)
 
 
 def test_sorted_experts_round_by_how_many_rows_share_one() -> None:

@@ -3,7 +3,8 @@ mode does not mind. Nothing that serves uses it.
 
 Between `with` and its end, what is built with MLX's matrix products (plain, quantised, by expert), attention, norms,
 convolutions, softmax and sums has its last bits moved: by a fixed pattern over the columns, which depends on nothing
-but how many rows the launch has, how long its keys are, and, where experts are sorted, how many rows share one.
+but how many rows the launch has, how long its keys are, and, where experts are sorted, how many rows share one. A
+product of two batches (queries with their keys) is moved by both their shapes.
 """
 
 from collections.abc import Callable, Hashable
@@ -47,7 +48,9 @@ class NumericsAdversary:
         self._replace(
             mx, "conv1d", lambda true, x, *more, **named: moved(true(x, *more, **named), ("conv", *x.shape[:2]))
         )
-        self._replace(mx, "softmax", _by_rows("softmax"))
+        self._replace(
+            mx, "softmax", lambda true, x, *more, **named: moved(true(x, *more, **named), ("softmax", *x.shape))
+        )
         self._replace(mx.array, "sum", _sum)
         return self
 
@@ -63,8 +66,9 @@ class NumericsAdversary:
         self._undo.append((owner, name, true))
         setattr(owner, name, lambda *told, **named: kernel(true, *told, **named))
 
-    def _product(self, true: Kernel, x: mx.array, *more: Any, **named: Any) -> mx.array:
-        return self._moved_product(true(x, *more, **named), x)
+    def _product(self, true: Kernel, x: mx.array, w: mx.array, *more: Any, **named: Any) -> mx.array:
+        y = true(x, w, *more, **named)
+        return self._moved_product(y, x) if w.ndim == 2 else moved(y, ("batch", *x.shape, *w.shape))
 
     def _moved_product(self, y: mx.array, x: mx.array) -> mx.array:
         self.rows_met.add(prod(x.shape[:-1]))
