@@ -17,6 +17,7 @@ from coordinator.config import MOST_WAITING, Timings
 from coordinator.decisions import Decisions
 from coordinator.endings import broken, failed
 from coordinator.estimates import Estimates, Tokens, most_tokens, prompts_of
+from coordinator.experience import Experience
 from coordinator.fleet import Hold
 from coordinator.hub import Hub
 from coordinator.inbox import Broken, Inbox
@@ -77,6 +78,7 @@ class Dispatcher:
     ) -> None:
         self._hub = hub
         self._metrics = hub.metrics
+        self._experience = Experience(hub.views, hub.metrics, clock)
         self._timings = timings
         self._accounts = accounts
         self._tables = tables
@@ -180,7 +182,7 @@ class Dispatcher:
         """What an attempt's end says of the provider."""
         self._metrics.attempts.labels(outcome(result).value).inc()
         if not isinstance(result, Failure):
-            self._hub.note_succeeded(lease.provider_id, job.model, job.token_id)
+            self._experience.succeeded(lease.provider_id, job.model, job.token_id)
             return
         note = log.warning if result.status >= 500 else log.event
         note(
@@ -193,9 +195,9 @@ class Dispatcher:
             code=result.code,
         )
         if result.code == "queue_full":
-            self._hub.note_full(lease.provider_id, job.model, result.retry_after_s or 1)
+            self._experience.full(lease.provider_id, job.model, result.retry_after_s or 1)
         if blame.at_fault(result):
-            self._hub.note_failed(lease.provider_id, job.model, blame.witness(job, result, lease.generation))
+            self._experience.failed(lease.provider_id, job.model, blame.witness(job, result, lease.generation))
 
     def _frame(self, job: Job, request_id: str) -> str | Failure:
         """What a client may send is not always what fits into a frame: 1e15 is spelled in full there."""
@@ -262,7 +264,7 @@ class Dispatcher:
     def _note_refusal(self, job: Job, frame: InferenceError, progress: Progress) -> None:
         lacking = frame.status in CAPACITY and frame.code not in NO_CAPACITY_MATTER
         if lacking and not progress.chunks and progress.provider_id is not None:
-            self._hub.note_refused(progress.provider_id, job.model)
+            self._experience.refused(progress.provider_id, job.model)
 
     def _enter(self) -> None:
         self._running += 1
