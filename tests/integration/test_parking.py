@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.client import COMPLETION, MODEL, Api, Stream, counting
 from tests.integration.processes import Command, free_port, health, running, until
+from tests.soak import SOAK
 
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 7})
 
@@ -86,14 +87,16 @@ def completing(prompt_tokens: int, first: int, max_tokens: int, **more: Any) -> 
 
 
 def test_two_chats_outgrow_one_pool_and_both_end_while_a_third_is_refused(tmp_path: Path, roomy: Api) -> None:
-    bodies = [completing(400, 1, 600), completing(1300, 2, 600)]
+    """Soak: in a pool of 2048. Else in a quarter of it all."""
+    pool, short, long, answer, beyond = (one // (1 if SOAK else 4) for one in (2048, 400, 1300, 600, 2100))
+    bodies = [completing(short, 1, answer), completing(long, 2, answer)]
     alone = [Wire(roomy, body).ended().text for body in bodies]
-    with local(tmp_path, "--kv-pool-tokens", "2048") as (_, api):
+    with local(tmp_path, "--kv-pool-tokens", str(pool)) as (_, api):
         streams = [Wire(api, body) for body in bodies]
         until(lambda: len(api.states()) == 2, what="both of them")
-        status, error = api.error({"model": MODEL, **completing(2100, 3, 5)}, COMPLETION)
+        status, error = api.error({"model": MODEL, **completing(beyond, 3, 5)}, COMPLETION)
         assert (status, error["type"]) == (400, "exceed_context_size_error")
-        assert (error["n_prompt_tokens"], error["n_ctx"]) == (2100, 2048)
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (beyond, pool)
         ends = [stream.ended() for stream in streams]
         assert [one.text for one in ends] == alone
         assert [one.last["choices"][0]["finish_reason"] for one in ends] == ["length", "length"]
@@ -119,7 +122,7 @@ def metrics(api: Api) -> dict[str, float]:
 def test_a_long_park_is_kept_alive_by_the_clock_though_the_server_is_busy(tmp_path: Path, roomy: Api) -> None:
     body = completing(20, 1, 8)
     expected = Wire(roomy, body).ended()
-    knobs = {"DARKBLOOM_PREEMPT_EVERY": "5", "DARKBLOOM_PREEMPT_HOLD_S": "10.5"}
+    knobs = {"DARKBLOOM_PREEMPT_EVERY": "5", "DARKBLOOM_PREEMPT_HOLD_S": "8"}
     with local(tmp_path, **knobs) as (_, api):
         held = Wire(api, body)
         until(lambda: bool(held.notices), what="a notice")
@@ -127,7 +130,7 @@ def test_a_long_park_is_kept_alive_by_the_clock_though_the_server_is_busy(tmp_pa
         silent = Wire(api, body, **{"X-Darkbloom-Notices": "off"})
         sdk = threading.Thread(target=_sdk_finishes, args=(api,))
         sdk.start()
-        busy_until = time.monotonic() + 9
+        busy_until = time.monotonic() + 6.5
         while time.monotonic() < busy_until:
             assert Wire(api, completing(5, 3, 3)).ended().status == 200
         (slot,) = [one for one in api.get("/slots").json() if one.get("n_prompt_tokens") == 20][:1]
@@ -207,7 +210,7 @@ def test_the_next_start_removes_the_files_of_a_killed_provider_and_nothing_else(
 
 def test_many_chats_in_a_pool_for_six_all_get_the_text_they_get_alone(tmp_path: Path, roomy: Api) -> None:
     """Some leave at random moments, parked or not."""
-    many, random = (200 if os.environ.get("DARKBLOOM_SOAK") == "1" else 12), Random(5)
+    many, random = (200 if SOAK else 12), Random(5)
     bodies = [counting(random.randrange(90), random.randrange(20, 50), ignore_eos=True) for _ in range(many)]
     alone: dict[str, str] = {}
     for body in bodies:
