@@ -81,11 +81,12 @@ def exact(
     prompts = Counting(ModelTokenizer(found.directory))
     plan = Plan(prompts=[prompts.make(0, seed) for seed in range(max(STREAMS))], tokens=tokens, rounds=rounds)
     drafts = subject.drafts
-    measured = list(measure(subject.backend, cases_of(subject.rows, subject.chosen, drafts), plan))
+    cases = cases_of(subject.rows, subject.candidates, subject.chosen, drafts)
+    measured = list(measure(subject.backend, cases, plan))
     costs = [cost_of(rows, streams, 0, measured) for rows in subject.rows for streams in STREAMS]
-    choice = choice_of(subject.candidates, subject.chosen, costs)
     if drafts:
-        costs.append(cost_of(subject.chosen, AGGREGATE, drafts, measured))
+        costs += [cost_of(rows, AGGREGATE, drafts, measured) for rows in subject.candidates]
+    choice = choice_of(subject.candidates, subject.chosen, costs)
     if as_json:
         told = {
             "model": found.id,
@@ -116,12 +117,14 @@ def load(directory: Path) -> Subject:
     return Subject(backend=backend, device=loaded.device, rows=rows, candidates=candidates, chosen=chosen)
 
 
-def cases_of(rows: Sequence[int], chosen: int, drafts: int) -> list[Case]:
-    """With drafts only the chosen one: the others are there to be chosen among. It is measured beside the mode off."""
-    others = (one for one in rows if one != chosen)
-    sides = (None, chosen, *others)
-    plain = [Case(side, streams, 0) for streams in STREAMS for side in sides]
-    return plain if not drafts else [*plain, *(Case(side, AGGREGATE, drafts) for side in (None, chosen))]
+def cases_of(rows: Sequence[int], candidates: Sequence[int], chosen: int, drafts: int) -> list[Case]:
+    """With drafts only those in which they have room. The chosen one is measured beside the mode off."""
+
+    def sides(among: Sequence[int]) -> list[int | None]:
+        return [None, chosen, *(one for one in among if one != chosen)]
+
+    plain = [Case(side, streams, 0) for streams in STREAMS for side in sides(rows)]
+    return plain if not drafts else [*plain, *(Case(side, AGGREGATE, drafts) for side in sides(candidates))]
 
 
 def measure(backend: "MlxBackend", cases: Sequence[Case], plan: Plan) -> Iterator[Measured]:

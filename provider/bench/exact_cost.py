@@ -48,7 +48,8 @@ class Cost:
 class Choice:
     """Of the row counts that leave drafts their room (`candidates`): the one `chosen` at load, by a short measurement
     of passes, and the one that is `best` here. `mix_ms`, of each row count: the mean time between two tokens of a chat,
-    over all chats of the mix (provider.exact.choice)."""
+    over all chats that it was measured with; only those of candidates are over the same chats, with drafts among them.
+    """
 
     candidates: tuple[int, ...]
     chosen: int
@@ -79,8 +80,8 @@ def cost_of(rows: int, streams: int, drafts: int, measured: Sequence[Measured]) 
 
 
 def choice_of(candidates: Sequence[int], chosen: int, costs: Sequence[Cost]) -> Choice:
-    """`costs`: without drafts, of every row count at the same numbers of streams."""
-    mix_ms = {rows: _mix_ms([one for one in costs if (one.rows, one.drafts) == (rows, 0)]) for rows in _rows(costs)}
+    """`costs`: of every candidate at the same numbers of streams and drafts."""
+    mix_ms = {rows: _mix_ms([one for one in costs if one.rows == rows]) for rows in _rows(costs)}
     return Choice(
         candidates=tuple(candidates), chosen=chosen, mix_ms=mix_ms, best=min(candidates, key=lambda rows: mix_ms[rows])
     )

@@ -20,25 +20,30 @@ def test_a_ratio_is_of_one_round_and_the_median_of_the_rounds_counts() -> None:
     assert cost.token_ms == pytest.approx(1000 * 8 / 90)
 
 
-def test_rows_are_compared_over_the_whole_mix_and_drafts_do_not_count() -> None:
+def test_rows_are_compared_over_all_chats_those_with_drafts_among_them() -> None:
     costs = [
         _cost(1, 1, 0, token_ms=5), _cost(1, 8, 0, token_ms=40), _cost(8, 1, 0, token_ms=10),
-        _cost(8, 8, 0, token_ms=12), _cost(8, 8, 2, token_ms=900),
+        _cost(8, 8, 0, token_ms=12), _cost(8, 8, 2, token_ms=20), _cost(16, 1, 0, token_ms=14),
+        _cost(16, 8, 0, token_ms=15), _cost(16, 8, 2, token_ms=16),
     ]  # fmt: skip
-    choice = choice_of([1, 8], 1, costs)
-    assert choice.mix_ms == {1: (5 + 8 * 40) / 9, 8: (10 + 8 * 12) / 9}
-    assert (choice.chosen, choice.best) == (1, 8)
-    assert choice_of([1], 1, costs).best == 1, "of those that can be exact"
+    choice = choice_of([8, 16], 8, costs)
+    assert choice.mix_ms == {
+        1: (5 + 8 * 40) / 9,
+        8: (10 + 8 * 12 + 8 * 20) / 17,
+        16: (14 + 8 * 15 + 8 * 16) / 17,
+    }
+    assert (choice.chosen, choice.best) == (8, 16)
+    assert choice_of([8], 8, costs).best == 8, "of those that can be exact"
 
 
-def test_every_row_count_is_measured_beside_the_mode_off_and_drafts_with_the_chosen_one() -> None:
-    cases = cases_of([4, 8], 8, 2)
+def test_every_row_count_is_measured_beside_the_mode_off_and_drafts_where_they_have_room() -> None:
+    cases = cases_of([2, 4, 8], [4, 8], 8, 2)
     assert {(one.rows, one.streams) for one in cases if not one.drafts} == {
-        (rows, streams) for rows in (None, 4, 8) for streams in (1, 4, 8)
+        (rows, streams) for rows in (None, 2, 4, 8) for streams in (1, 4, 8)
     }
     assert cases[:2] == [Case(None, 1, 0), Case(8, 1, 0)], "disturbed alike"
-    assert [one for one in cases if one.drafts] == [Case(None, 8, 2), Case(8, 8, 2)]
-    assert not any(one.drafts for one in cases_of([4], 4, 0))
+    assert [one for one in cases if one.drafts] == [Case(None, 8, 2), Case(8, 8, 2), Case(4, 8, 2)]
+    assert not any(one.drafts for one in cases_of([4], [4], 4, 0))
 
 
 def _cost(rows: int, streams: int, drafts: int, token_ms: float) -> Cost:
