@@ -1,8 +1,9 @@
 """A recurrent layer of the `qwen3_5` trunk in exact mode: its products and norms lane by lane, its convolution and its
 states bank by bank, one position at a time."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.activations import precise_swiglu
 
 from provider.backends.mlx.abreast import Abreast
+from provider.backends.mlx.device import on_the_cpu
 from provider.backends.mlx.gated_steps import in_steps
 from provider.backends.mlx.lanes import Crossing
 from provider.backends.mlx.products import product_of, side_by_side
@@ -25,6 +27,7 @@ class LanedRecurrence:
         both = [product_of(mixer.in_proj_a), product_of(mixer.in_proj_b)] if narrow is None else [narrow]
         self._in = [product_of(mixer.in_proj_z), product_of(mixer.in_proj_qkv), *both]
         self._out = product_of(mixer.out_proj)
+        self._convolve = _by_taps(mixer.conv1d) if on_the_cpu() else partial(_by_launches, mixer.conv1d)
 
     def __call__(self, x: mx.array, held: Sequence[Recurrent], crossing: Crossing, abreast: Abreast) -> mx.array:
         """Gated delta rule over x [rows, H]. Every state is kept, and `held` stands still."""
@@ -40,18 +43,35 @@ class LanedRecurrence:
         qkv, *rest = (one.reshape(size, -1, one.shape[-1]) for one in (qkv, *narrow))
         decay, beta = rest if len(rest) == 2 else mx.split(rest[0], 2, axis=-1)
         window = mx.concatenate([held.conv, qkv], axis=1)
-        q, k, v = _convolved(mixer, window, qkv.shape[1])
+        q, k, v = _normalised(mixer, nn.silu(self._convolve(window, qkv.shape[1])))
         y, states = in_steps(q, k, v, decay, beta, mixer.A_log, mixer.dt_bias, held.state)
         held.captured = Captured(window, states)
         return y.flatten(0, 1)
 
 
-def _convolved(mixer: Any, window: mx.array, positions: int) -> tuple[mx.array, mx.array, mx.array]:
-    """[S, k-1 + T, C] -> q, k [S, T, Hk, dk] normalised, v [S, T, Hv, dv]: as qwen3_5.convolved, with one position in a
-    launch of the convolution and of the norm, which takes queries and keys together."""
-    size, scale = window.shape[0], mixer.head_k_dim**-0.5
-    at = range(positions)
-    mixed = nn.silu(joined([mixer.conv1d(window[:, t : t + mixer.conv_kernel_size]) for t in at], axis=1))
+def _by_launches(conv1d: Any, window: mx.array, positions: int) -> mx.array:
+    """window [S, k-1 + T, C] -> [S, T, C], one position in a launch."""
+    return joined([conv1d(window[:, t : t + conv1d.weight.shape[1]]) for t in range(positions)], axis=1)
+
+
+def _by_taps(conv1d: Any) -> Callable[[mx.array, int], mx.array]:
+    """As _by_launches, element by element: on a CPU that takes a third of the time for three positions."""
+    taps = [conv1d.weight[:, at, 0].astype(mx.float32) for at in range(conv1d.weight.shape[1])]
+    mx.eval(taps)
+
+    def convolve(window: mx.array, positions: int) -> mx.array:
+        wide = window.astype(mx.float32)
+        products = (wide[:, at : at + positions] * tap for at, tap in enumerate(taps))
+        return reduce(add, products).astype(window.dtype)
+
+    return convolve
+
+
+def _normalised(mixer: Any, mixed: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """[S, T, C] -> q, k [S, T, Hk, dk] normalised, v [S, T, Hv, dv]: as qwen3_5.convolved, with one position in a
+    launch of the norm, which takes queries and keys together."""
+    size, positions, _ = mixed.shape
+    scale = mixer.head_k_dim**-0.5
     both, v = mx.split(mixed, [2 * mixer.key_dim], axis=-1)
     both = both.reshape(size, positions, 2 * mixer.num_k_heads, mixer.head_k_dim)
     both = rms_norm(both, None, QK_EPSILON * scale**2, partial(_by_position, positions), axis=1)
