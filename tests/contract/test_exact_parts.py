@@ -246,9 +246,11 @@ def test_the_rows_that_a_lane_may_have(grid: LaneGrid, candidates: list[int]) ->
 @pytest.mark.parametrize("bank_rows", [1, 8])
 def test_memory_is_what_the_books_say_padding_included(bank_rows: int) -> None:
     backend = MlxBackend(BUNDLED_MODEL_DIR)
+    without, weight_bytes = backend.memory().active_bytes, backend.facts.weight_bytes
     backend.decode_in_lanes(in_lanes(8, bank_rows, backend.aside))
     facts = backend.facts
     assert facts.padding_states == bank_rows - 1
+    assert backend.memory().active_bytes - without >= facts.weight_bytes - weight_bytes > 0
     pool = Pool(
         10**6, 10**12, facts.kv_bytes_per_token, facts.state_bytes, facts.block_tokens,
         padding_states=facts.padding_states,

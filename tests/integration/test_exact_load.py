@@ -16,6 +16,7 @@ from provider.engine import Engine
 from provider.errors import ExactUnavailable
 from provider.exact.policy import Condition, Mode
 from provider.exact_check import Question, check, differing
+from provider.exact_trial import try_exact
 from provider.generation import Sampling
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.checkpoint import read_checkpoint
@@ -84,7 +85,11 @@ def test_rows_are_measured_once_and_kept_for_every_load_after(small: Path, tmp_p
     another = 2 if rows != 2 else 4
     file.write_text(json.dumps(told | {"lane_rows": another}))
     assert loaded_with() == (another, "kept"), "it is the file that says so"
+    tried = try_exact(str(small), False, lambda _: None, 4, tmp_path)
+    assert (tried.lane_rows, tried.lane_rows_from) == (another, "kept"), "and doctor --exact asks it too"
     file.unlink()
+    assert try_exact(str(small), False, lambda _: None, 4, tmp_path).lane_rows_from == "measured"
+    assert [*tmp_path.iterdir()] == [], "a look keeps nothing"
     assert loaded_with()[1] == "measured"
 
 

@@ -164,7 +164,14 @@ class MlxBackend(Guided):
         if exact is not None:
             drafts = min(facts.max_drafts, exact.rows - 1)
             padding = exact.bank_rows - 1 if facts.state_bytes else 0
-            facts = replace(facts, max_drafts=drafts, lane_rows=exact.rows, padding_states=padding)
+            copied = self._forward.copied_bytes if isinstance(self._forward, LanedHybrid) else 0
+            facts = replace(
+                facts,
+                weight_bytes=facts.weight_bytes + copied,
+                max_drafts=drafts,
+                lane_rows=exact.rows,
+                padding_states=padding,
+            )
         return facts
 
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:

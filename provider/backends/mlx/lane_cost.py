@@ -11,7 +11,7 @@ from provider.generation import Sampling
 
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 12
-LONGEST_S = 10.0
+LONGEST_S = 3.0
 """From where on no round is begun beyond the least."""
 BETTER = 1.02
 """A round in which no time fell by so much has found nothing new."""

@@ -24,6 +24,10 @@ class LanedHybrid(Hybrid):
         self._packing = ingredients.packing
         self._laned = LanedTrunk(trunk, ingredients.attend)
 
+    @property
+    def copied_bytes(self) -> int:
+        return self._laned.copied_bytes
+
     def fit(self, rows: Sequence[Row]) -> Sequence[Row]:
         widths = self._packing.fit([1 + row.drafts for row in rows])
         return [replace(row, drafts=width - 1) for row, width in zip(rows, widths, strict=True)]

@@ -25,6 +25,8 @@ class LanedRecurrence:
         self._mixer = mixer
         narrow = side_by_side(mixer.in_proj_a, mixer.in_proj_b)
         both = [product_of(mixer.in_proj_a), product_of(mixer.in_proj_b)] if narrow is None else [narrow]
+        self.copied_bytes = 0 if narrow is None else narrow.weight_bytes
+        """Of weights that the model has as well."""
         self._in = [product_of(mixer.in_proj_z), product_of(mixer.in_proj_qkv), *both]
         self._out = product_of(mixer.out_proj)
         self._convolve = _by_taps(mixer.conv1d) if on_the_cpu() else partial(_by_launches, mixer.conv1d)

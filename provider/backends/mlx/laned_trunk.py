@@ -27,6 +27,11 @@ class LanedTrunk:
         self._layers = [_Layer(layer, attend) for layer in trunk.layers]
         self._begins_early = on_the_cpu()
 
+    @property
+    def copied_bytes(self) -> int:
+        """Of weights that are held beside the model's own."""
+        return sum(one.mixer.copied_bytes for one in self._layers if isinstance(one.mixer, LanedRecurrence))
+
     def decode(
         self, cells: Sequence[Cells], banks: Sequence[Bank], tokens: mx.array, lanes: Lanes, crossing: Crossing
     ) -> list[mx.array]:
