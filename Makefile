@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 KEY := $(shell $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(open("pyproject.toml", "rb").read() + b"$(EXTRA)" + sys.version.encode()).hexdigest()[:16])')
 STAMP := $(VENV)/stamp-$(KEY)
 ARGS ?=
-# Processes that share the tests, file by file.
+# Processes that share the tests, file by file; in the order of the tree, at whose end are the short ones.
 WORKERS ?= 2
+SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: up test soak check format bench setup clean
 
@@ -18,10 +19,10 @@ up: setup
 	@exec $(BIN)/darkbloom-py up $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 soak: setup
-	DARKBLOOM_SOAK=1 $(BIN)/python -m pytest --timeout 7200 -n $(WORKERS) --dist loadfile $(ARGS)
+	DARKBLOOM_SOAK=1 $(BIN)/python -m pytest --timeout 7200 $(SHARED) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

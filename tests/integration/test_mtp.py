@@ -34,6 +34,7 @@ from tests.fixtures.head_models import add_head, demo_with_head
 from tests.integration.client import Api
 from tests.integration.slots import ask, collect, demo_slot
 from tests.integration.test_local import local
+from tests.soak import SOAK
 from tools.demo_repertoire import EXAMPLES, TRAINING_SEED, Example
 
 SEED = 20_260_707
@@ -256,7 +257,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def test_over_http_every_prompt_gets_accepted_drafts_and_the_answer_it_gets_without(drafting: Api, plain: Api) -> None:
-    for example in repertoire(each=2):
+    for example in repertoire(each=2 if SOAK else 1):
         body = {
             "model": "darkbloom-demo",
             "messages": [{"role": "user", "content": example.question}],

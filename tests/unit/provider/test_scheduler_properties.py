@@ -37,7 +37,7 @@ COSTS = st.builds(
 )
 
 
-@settings(max_examples=examples(100_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100_000, share=100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     tokens=st.integers(64, 700),
     max_bytes=st.none() | st.integers(700, 6000),
