@@ -1,5 +1,6 @@
 """A coordinator and providers as the processes of an operator: who survives what, and what becomes of the streams."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,8 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from coordinator.store import postmaster
+from coordinator.store.records import TokenKind
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from tests.integration.client import MODEL, Api, Stream, counting
+from tests.integration.coordinator_harness import new_tokens
 from tests.integration.processes import Command, free_port, gone, health, run, running, until
 
 ENDLESS = 4000
@@ -53,9 +57,11 @@ class Fleet:
         until(lambda: health(self.url) == "ok", what="the coordinator")
 
     def create_token(self, kind: str) -> str:
-        done = run(self.root / "log", "coordinator", "token", "create", "--kind", kind, *self.data)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()[-1]
+        """In the coordinator's database, without the seconds of another process."""
+        server = postmaster.running((self.root / "data" / "postgres").resolve())
+        assert server is not None
+        (secret,) = asyncio.run(new_tokens(server.url, (TokenKind(kind),)))
+        return secret
 
     def arguments(self, name: str) -> tuple[str, ...]:
         return (
