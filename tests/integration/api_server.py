@@ -17,6 +17,7 @@ import uvicorn
 
 from provider.api.app import create_app
 from tests.fixtures.api_serving import TOKENIZER, QuietStatus, Script, ScriptedServing
+from tests.integration.processes import NO_TLS
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Running:
             api_key=api_key,
             max_retries=0,
             timeout=10,
+            http_client=openai.DefaultHttpxClient(verify=NO_TLS),
             _strict_response_validation=strict,
         )
 
@@ -47,6 +49,7 @@ class Running:
             api_key=api_key,
             max_retries=0,
             timeout=10,
+            http_client=anthropic.DefaultHttpxClient(verify=NO_TLS),
             _strict_response_validation=True,
         )
 
@@ -59,7 +62,7 @@ class Running:
 
     def post(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(self.url + path, content=content, headers=headers, timeout=30)
+        return httpx.post(self.url + path, content=content, headers=headers, timeout=30, verify=NO_TLS)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 
-from tests.integration.processes import until
+from tests.integration.processes import NO_TLS, until
 
 MODEL = "darkbloom-demo"
 CHAT = "/v1/chat/completions"
@@ -35,14 +35,15 @@ class Api:
         return {"Authorization": f"Bearer {self.key}"}
 
     def sdk(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60)
+        http = openai.DefaultHttpxClient(verify=NO_TLS)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60, http_client=http)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=self.headers, timeout=10)
+        return httpx.get(self.url + path, headers=self.headers, timeout=10, verify=NO_TLS)
 
     def post(self, body: dict[str, Any] | bytes, path: str = CHAT) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(self.url + path, content=content, headers=self.headers, timeout=60)
+        return httpx.post(self.url + path, content=content, headers=self.headers, timeout=60, verify=NO_TLS)
 
     def error(self, body: dict[str, Any] | bytes, path: str = CHAT) -> tuple[int, dict[str, Any]]:
         """The status and the error object of a request that is refused."""
@@ -126,7 +127,7 @@ class Stream:
     def _read(self) -> None:
         url, headers, body = self._request
         try:
-            with httpx.stream("POST", url, headers=headers, json=body, timeout=60) as response:
+            with httpx.stream("POST", url, headers=headers, json=body, timeout=60, verify=NO_TLS) as response:
                 self.status = response.status_code
                 for line in response.iter_lines():
                     if line:

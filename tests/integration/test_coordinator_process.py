@@ -24,6 +24,7 @@ from coordinator.store.lifetime import open_store
 from coordinator.store.records import TokenKind
 from coordinator.store.schema import migrate
 from tests.integration.coordinator_harness import command, hurry, plain, process, scratch, told, typed
+from tests.integration.processes import NO_TLS
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def secret_from(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def status(url: str, key: str, path: str = "/v1/models") -> int:
-    return httpx.get(url + path, headers={"Authorization": f"Bearer {key}"}).status_code
+    return httpx.get(url + path, headers={"Authorization": f"Bearer {key}"}, verify=NO_TLS).status_code
 
 
 def test_tokens_are_made_beside_a_running_serve_and_found_again(empty_dir: Path) -> None:

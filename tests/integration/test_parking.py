@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.client import COMPLETION, MODEL, Api, Stream, counting
-from tests.integration.processes import Command, free_port, health, running, until
+from tests.integration.processes import NO_TLS, Command, free_port, health, running, until
 from tests.soak import SOAK
 
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 7})
@@ -53,7 +53,7 @@ class Wire:
 
     def _read(self) -> None:
         url, body, headers = self._request
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=120) as response:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=120, verify=NO_TLS) as response:
             self.status = response.status_code
             self.lines += [(time.monotonic(), line) for line in response.iter_lines() if line]
 
