@@ -18,6 +18,8 @@ settings.load_profile("fixed")
 def pytest_configure(config: pytest.Config) -> None:
     # Servers of other tests may still have threads here, and Hypothesis takes what they draw for the example's own.
     config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside strategies")
+    # With which it prints the strategy, however large.
+    config.addinivalue_line("filterwarnings", "ignore:Generating overly large repr")
 
 
 def pytest_collection_finish() -> None:

@@ -142,7 +142,7 @@ class Running:
     async def usage(self) -> list[tuple[Any, ...]]:
         """Job outcomes so far; they are written behind the answers."""
         query = "select outcome, code, attempts, chunks, prompt_tokens, completion_tokens from usage"
-        for _ in range(100):
+        for _ in range(500):
             found = await asyncio.to_thread(rows, self.database, query)
             if found:
                 return found
