@@ -71,10 +71,11 @@ class SmallFleet(Fleet):
         return sum(one["requests_held"] for one in self.shown().values())
 
     @contextlib.contextmanager
-    def full(self) -> Iterator[None]:
-        """Both providers run what would go on for long, and are left by it at the end."""
+    def full(self, chats: int = 4) -> Iterator[None]:
+        """Both providers run what would go on for long, and are left by it at the end. Beyond four, chats wait to take
+        the places of those that have ended after all."""
         with contextlib.ExitStack() as stack:
-            for _ in range(4):
+            for _ in range(chats):
                 stack.enter_context(self.api.vanishing(counting(1, ENDLESS, stream=True)))
             until(lambda: self.held == 4, what="a full fleet")
             yield
@@ -115,11 +116,11 @@ def test_a_burst_of_forty_over_two_small_providers_is_served_whole(fleet: SmallF
 def test_two_keys_share_what_there_is_however_much_one_has_asked_for(fleet: SmallFleet) -> None:
     other = Api(fleet.url, fleet.create_token("api"))
     fleet.until_idle()
-    with fleet.full():
+    with fleet.full(chats=8):
         burst = Burst().send("greedy", fleet.api, 30, counting(3, 8))
-        until(lambda: fleet.waiting == 30, what="a long line")
+        until(lambda: fleet.waiting >= 30, what="a long line")
         burst.send("modest", other, 6, counting(3, 8))
-        until(lambda: fleet.waiting == 36, what="a longer one")
+        until(lambda: fleet.waiting >= 36, what="a longer one")
     assert [status for status, _ in burst.ended()] == [200] * 36
     last = len(burst.finished) - 1 - burst.finished[::-1].index("modest")
     assert burst.finished[last + 1 :].count("greedy") >= 12
