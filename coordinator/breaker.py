@@ -9,7 +9,7 @@ open and half open are a circuit breaker's states (Nygard, Release It!, 2007).
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -78,13 +78,15 @@ class Breaker:
 def failed(known: Breaker | None, now_s: float, witness: Witness, others_served: bool = False) -> Breaker:
     """One more failure. `known` where it says nothing new: its witness has been heard; or it ended together with
     others; or the breaker is open, and it was under way then; or it would be opened by a single key, and others have
-    been served there of late."""
+    been served there of late. A trial that fails shuts it again whoever's it was, but only a new witness for longer."""
     if known is None:
         return Breaker(1, now_s, now_s, (witness,))
     if known.state(now_s) is BreakerState.OPEN:
         return known
     if now_s - known.failed_s >= FORGOTTEN_AFTER_S:
         return Breaker(1, now_s, now_s, (witness,))
+    if witness in known.witnesses and known.state(now_s) is BreakerState.HALF_OPEN:
+        return replace(known, failed_s=now_s, until_s=now_s + _length_s(known.failures))
     if witness in known.witnesses or (witness.shared and now_s - known.failed_s < TOGETHER_S):
         return known
     failures = known.failures + 1

@@ -100,8 +100,9 @@ class Inbox:
         return frame
 
     def _append(self, frame: Frame, size_bytes: int) -> None:
-        """The last word is always taken: it is one, and it ends the stream."""
-        full = len(self._frames) >= self._max_frames or self._bytes + size_bytes > self._max_bytes
+        """The last word is always taken: it is one, and it ends the stream. What counts is what
+        waits before a frame: one may be larger than all of that, and says nothing of its client."""
+        full = len(self._frames) >= self._max_frames or self._bytes >= self._max_bytes
         if full and not self.over:
             self.break_off(Broken.SLOW_CLIENT)
         else:

@@ -62,12 +62,21 @@ def test_failures_far_apart_are_not_one_story() -> None:
     assert failed(after(FAILURES - 1), 100.0 + FORGOTTEN_AFTER_S, by(1, 99)).failures == 1
 
 
-def test_a_witness_is_heard_once_also_when_it_is_the_one_that_is_tried() -> None:
+def test_a_trial_that_fails_shuts_it_again_and_only_a_new_witness_for_longer() -> None:
     breaker = after(FAILURES)
     for number in range(FAILURES):
-        assert failed(breaker, breaker.until_s, by(1, number)) is breaker
-    assert breaker.state(breaker.until_s) is BreakerState.HALF_OPEN
-    assert failed(breaker, breaker.until_s, by(2, 0)).state(breaker.until_s) is BreakerState.OPEN
+        now_s = breaker.until_s
+        breaker = failed(breaker, now_s, by(1, number))
+        assert breaker.failures == FAILURES
+        assert breaker.until_s == now_s + FIRST_S
+    assert failed(breaker, breaker.until_s, by(2, 0)).until_s == breaker.until_s + 2 * FIRST_S
+
+
+def test_trials_by_requests_that_were_heard_before_do_not_let_it_be_forgotten() -> None:
+    breaker = after(FAILURES)
+    while breaker.failed_s < 100.0 + 2 * FORGOTTEN_AFTER_S:
+        breaker = failed(breaker, breaker.until_s, by(1, 0))
+    assert breaker.failures == FAILURES
 
 
 def test_what_ends_together_for_one_reason_is_one_failure() -> None:

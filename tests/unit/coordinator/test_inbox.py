@@ -70,8 +70,18 @@ def test_too_many_frames_break_the_stream_and_drop_nothing_before() -> None:
     assert not inbox.over
 
 
-def test_too_many_bytes_break_the_stream() -> None:
-    assert taken(filled(chunk(0), chunk(1), size_bytes=60, max_bytes=100), 2) == [chunk(0), Broken.SLOW_CLIENT]
+def test_a_frame_behind_too_many_bytes_breaks_the_stream() -> None:
+    inbox = filled(chunk(0), chunk(1), chunk(2), size_bytes=60, max_bytes=100)
+    assert taken(inbox, 3) == [chunk(0), chunk(1), Broken.SLOW_CLIENT]
+
+
+def test_a_frame_larger_than_all_that_may_wait_says_nothing_of_its_client() -> None:
+    inbox = Inbox(max_bytes=100)
+    for number, size_bytes in enumerate((60, 5000)):
+        inbox.put(chunk(number), size_bytes)
+    assert taken(inbox, 2) == [chunk(0), chunk(1)]
+    inbox.put(chunk(2), 60)
+    assert taken(inbox, 1) == [chunk(2)]
 
 
 def test_the_last_word_fits_into_a_full_inbox() -> None:
