@@ -5,13 +5,17 @@ Of each schema the kinds of values are computed that it can have, as a least fix
 that it has to hold exist before it. What is not understood restricts nothing, so what is refused is certainly empty.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from provider.grammar.local_names import LISTS, MAPS, PARTS
+
 Json = Any
 """A decoded JSON value."""
+Schema = dict[str, Json]
 Kinds = frozenset[str]
 
 KINDS: Kinds = frozenset(["object", "array", "string", "number", "boolean", "null"])
@@ -22,6 +26,14 @@ MAX_FOLLOWED = 100
 """References and alternatives within one another that hold of one value; beyond, it counts as satisfiable."""
 MAX_LOOKS = 20_000
 """At parts of one schema, some tenths of a second; after more it counts as satisfiable."""
+_WORD = re.compile(r"(\^?)([A-Za-z0-9_ -]*)(\$?)")
+"""A pattern without any character that means something else."""
+_BOUNDS = {
+    "number": (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")),
+    "string": (("minLength",), ("maxLength",)),
+    "array": (("minItems",), ("maxItems",)),
+    "object": (("minProperties",), ("maxProperties",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,19 @@ def endless(schema: Json, place: str) -> str | None:
     return look.culprit()
 
 
+def without_endless_parts(schema: Schema) -> Schema:
+    """The same of all that a finite value satisfies, as far as it is found out: what is endless can be begun no more.
+    Takes a schema that some finite value satisfies."""
+    if not any(part is not schema and "$ref" in part for part in _dicts(schema)):
+        return schema
+    look = _Look(schema, "")
+    try:
+        look.settle_all()
+    except _TooMuch:
+        return schema
+    return look.without_endless(schema)
+
+
 class _TooMuch(Exception):
     pass
 
@@ -65,6 +90,29 @@ class _Look:
         self._meet(self._root)
         while self._grows():
             pass
+
+    def settle_all(self) -> None:
+        """Also of the parts that no value has to hold. Raises _TooMuch."""
+        for part in _dicts(self._root.schema):
+            self._meet(Part(part, ""))
+        self.settle()
+
+    def without_endless(self, schema: Schema) -> Schema:
+        """`schema`: one that a finite value satisfies; once settled."""
+        found = dict(schema)
+        for key, value in schema.items():
+            if key in MAPS and isinstance(value, dict):
+                found[key] = {name: self._kept(part) for name, part in value.items()}
+            elif key in LISTS and isinstance(value, list):
+                found[key] = [self._kept(part) for part in value]
+            elif key in PARTS and isinstance(value, dict):
+                found[key] = self._kept(value)
+        return found
+
+    def _kept(self, part: Json) -> Json:
+        if not isinstance(part, dict):
+            return part
+        return self.without_endless(part) if self._kinds_of(Part(part, "")) else False
 
     def _grows(self) -> bool:
         """Whether another look may find more."""
@@ -108,7 +156,7 @@ class _Look:
         for kind in ("object", "array"):
             if kind in kinds and any(not self._exist(needed) for needed in _needs(kind, parts)):
                 kinds -= {kind}
-        return kinds
+        return frozenset(kind for kind in kinds if not _is_empty(kind, parts))
 
     def _exist(self, needed: list[Part]) -> bool:
         """Whether one value can be all of these."""
@@ -208,15 +256,37 @@ def _needs(kind: str, parts: Alternative) -> Iterator[list[Part]]:
 def _properties(parts: Alternative) -> Iterator[list[Part]]:
     required = {name for part in parts for name in _list(part.schema.get("required")) if isinstance(name, str)}
     for name in sorted(required):
-        yield [one for part in parts if (one := _property(part, name)) is not None]
+        yield [one for part in parts for one in _property(part, name)]
     named = {name for part in parts for name in _named(part)}
     if max((_count_of(part.schema.get("minProperties")) for part in parts), default=0) > len(named):
         yield [one for part in parts if (one := _other_property(part)) is not None]
 
 
-def _property(part: Part, name: str) -> Part | None:
-    named = _named(part)
-    return Part(named[name], f"{part.place}.properties.{name}") if name in named else _other_property(part)
+def _property(part: Part, name: str) -> list[Part]:
+    """All that is said of it."""
+    named, patterns = _named(part), _patterns(part)
+    found = [Part(named[name], f"{part.place}.properties.{name}")] if name in named else []
+    matches = {pattern: _matches(pattern, name) for pattern in patterns}
+    found += [Part(patterns[one], f"{part.place}.patternProperties.{one}") for one, yes in matches.items() if yes]
+    if found or None in matches.values() or "additionalProperties" not in part.schema:
+        return found
+    return [Part(part.schema["additionalProperties"], f"{part.place}.additionalProperties")]
+
+
+def _patterns(part: Part) -> dict[str, Json]:
+    patterns = part.schema.get("patternProperties")
+    return patterns if isinstance(patterns, dict) else {}
+
+
+def _matches(pattern: str, name: str) -> bool | None:
+    """None: not known. Only plain words are looked for, for any other pattern may take for ever."""
+    found = _WORD.fullmatch(pattern)
+    if found is None:
+        return None
+    begins, word, ends = found.groups()
+    if begins and ends:
+        return name == word
+    return name.startswith(word) if begins else name.endswith(word) if ends else word in name
 
 
 def _named(part: Part) -> dict[str, Json]:
@@ -225,10 +295,9 @@ def _named(part: Part) -> dict[str, Json]:
 
 
 def _other_property(part: Part) -> Part | None:
-    schema = part.schema
-    if schema.get("patternProperties") or "additionalProperties" not in schema:
+    if _patterns(part) or "additionalProperties" not in part.schema:
         return None
-    return Part(schema["additionalProperties"], f"{part.place}.additionalProperties")
+    return Part(part.schema["additionalProperties"], f"{part.place}.additionalProperties")
 
 
 def _items(parts: Alternative) -> Iterator[list[Part]]:
@@ -254,6 +323,21 @@ def _members(part: Part, key: str) -> list[Part]:
     return [Part(one, f"{part.place}.{key}[{number}]") for number, one in enumerate(_list(part.schema.get(key)))]
 
 
+def _is_empty(kind: str, parts: Alternative) -> bool:
+    """Whether bounds leave no value of this kind."""
+    least, most = _BOUNDS.get(kind, ((), ()))
+    lowest = max((bound for key in least for bound in _bounds(parts, key)), default=None)
+    highest = min((bound for key in most for bound in _bounds(parts, key)), default=None)
+    return lowest is not None and highest is not None and lowest > highest
+
+
+def _bounds(parts: Alternative, key: str) -> Iterator[float]:
+    for part in parts:
+        value = part.schema.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
+
+
 def _count_of(value: Json) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
@@ -262,9 +346,26 @@ def _list(value: Json) -> list[Json]:
     return value if isinstance(value, list) else []
 
 
+def _dicts(schema: Json) -> Iterator[Schema]:
+    """Itself, and the schemas within it."""
+    todo = [schema]
+    while todo:
+        one = todo.pop()
+        if not isinstance(one, dict):
+            continue
+        yield one
+        for key, value in one.items():
+            if key in MAPS and isinstance(value, dict):
+                todo += value.values()
+            elif key in LISTS and isinstance(value, list):
+                todo += value
+            elif key in PARTS:
+                todo.append(value)
+
+
 def _resolved(root: Part, reference: str) -> Part | None:
     """What a pointer within the schema leads to; None for any other reference, and for none."""
-    if not reference.startswith("#"):
+    if reference != "#" and not reference.startswith("#/"):
         return None
     schema, place = root.schema, root.place
     for step in _steps(reference):

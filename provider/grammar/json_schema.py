@@ -4,12 +4,16 @@ What cannot be enforced is refused by its place, never passed over: an answer th
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from provider.errors import GrammarError, SchemaRefused
-from provider.grammar.finite import endless
+from provider.grammar.finite import endless, without_endless_parts
 from provider.grammar.limits import MAX_BLAMED_BYTES, MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
+from provider.grammar.local_names import LISTS, MAPS, PARTS, by_pointers
+from provider.grammar.numbers import with_exact_numbers
+from provider.grammar.references import standing_alone
 from provider.grammar.rules import grammar_of
 
 Json = Any
@@ -26,14 +30,11 @@ FORMATS = frozenset(
 MAX_LOOKS = 60
 """At parts of a schema that cannot be used, in search of the one that is to blame."""
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_PARTS = ("items", "additionalProperties", "additionalItems")
 _REMARKS = {"x-guidance", "title", "description", "default", "examples", "$comment"}
-_SHARED = ("$defs", "definitions")
 _OTHERS = {"additionalProperties", "patternProperties"}
 _OF_OBJECTS = {"properties", "required", "minProperties", "maxProperties", *_OTHERS}
 _COMBINED = {"anyOf", "oneOf", "$ref"}
+_COUNTED = "is supported only where it follows from `required`, or from `properties` without any others"
 
 
 Check = Callable[[str], None]
@@ -42,7 +43,7 @@ Check = Callable[[str], None]
 
 def usable(schema: Json, place: str, check: Check) -> Schema:
     """The schema as llguidance reads it. Raises SchemaRefused with the place of what is wrong, from `place` on."""
-    cleaned = _Cleaner(_stands_alone(schema)).clean(schema, place, 0)
+    cleaned = _Cleaner(_stands_alone(schema)).clean(by_pointers(schema), place, 0)
     whole = _whole(cleaned)
     size_bytes = len(json.dumps(whole))
     if size_bytes > MAX_GRAMMAR_BYTES:
@@ -56,7 +57,7 @@ def usable(schema: Json, place: str, check: Check) -> Schema:
         raise SchemaRefused(culprit, reason) from None
     if (never := endless(whole, place)) is not None:
         raise SchemaRefused(never, "no finite value satisfies it: it has to hold another of itself, for ever")
-    return {**whole, "x-guidance": STYLE}
+    return {**without_endless_parts(whole), "x-guidance": STYLE}
 
 
 def _whole(schema: Json) -> Schema:
@@ -92,14 +93,16 @@ class _Cleaner:
             raise SchemaRefused(f"{place}.properties", f"there are more than {MAX_PROPERTIES}")
         says = {key: value for key, value in schema.items() if _says(key, value)}
         cleaned = {key: self._member(key, value, f"{place}.{key}", depth) for key, value in says.items()}
-        return {**cleaned, "additionalProperties": False} if self._closes and _is_described(cleaned) else cleaned
+        if self._closes and _is_described(cleaned):
+            cleaned["additionalProperties"] = False
+        return _without_counts(with_exact_numbers(cleaned, place), place)
 
     def _member(self, key: str, value: Json, place: str, depth: int) -> Json:
-        if key in _MAPS and isinstance(value, dict):
+        if key in MAPS and isinstance(value, dict):
             return {name: self.clean(part, f"{place}.{name}", depth + 1) for name, part in value.items()}
-        if key in _LISTS and isinstance(value, list):
+        if key in LISTS and isinstance(value, list):
             return [self.clean(part, f"{place}[{number}]", depth + 1) for number, part in enumerate(value)]
-        if key in _PARTS and isinstance(value, dict):
+        if key in PARTS and isinstance(value, dict):
             return self.clean(value, place, depth + 1)
         return value
 
@@ -109,6 +112,20 @@ def _is_described(schema: Schema) -> bool:
     properties, required = schema.get("properties"), schema.get("required", [])
     named = isinstance(properties, dict) and isinstance(required, list) and set(map(str, required)) <= set(properties)
     return named and not _OTHERS & schema.keys()
+
+
+def _without_counts(schema: Schema, place: str) -> Schema:
+    """llguidance counts a property that comes twice as two. Raises SchemaRefused where the number of properties does
+    not follow from the rest."""
+    required, properties = schema.get("required"), _dict(schema.get("properties"))
+    needed = len(set(map(str, required))) if isinstance(required, list) else 0
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    most = len(properties) if closed else math.inf
+    for key, low, high in (("minProperties", -math.inf, needed), ("maxProperties", most, math.inf)):
+        count = schema.get(key, needed if key == "minProperties" else most)
+        if not isinstance(count, int | float) or not low <= count <= high:
+            raise SchemaRefused(f"{place}.{key}", _COUNTED)
+    return {key: value for key, value in schema.items() if key not in ("minProperties", "maxProperties")}
 
 
 def _stands_alone(schema: Json) -> bool:
@@ -136,14 +153,13 @@ def _says(key: str, value: Json) -> bool:
 
 def _blamed(schema: Schema, place: str, reason: str, check: Check) -> tuple[str, str]:
     """The innermost part that cannot be used by itself either, and why."""
-    shared = {key: schema[key] for key in _SHARED if key in schema}
     looks = 0
 
     def fails(part: Json) -> str | None:
         nonlocal looks
         looks += 1
         try:
-            check(_alone({**shared, **_whole(part)}))
+            check(_alone(standing_alone(_whole(part), schema)))
         except GrammarError as error:
             return str(error)
         return None
@@ -167,13 +183,13 @@ def _first_failing(
 
 
 def _parts(schema: Schema, place: str) -> Iterator[tuple[Json, str]]:
-    for key in _MAPS:
+    for key in MAPS:
         yield from ((part, f"{place}.{key}.{name}") for name, part in _dict(schema.get(key)).items())
-    for key in _LISTS:
+    for key in LISTS:
         parts = schema.get(key)
         if isinstance(parts, list):
             yield from ((part, f"{place}.{key}[{number}]") for number, part in enumerate(parts))
-    for key in _PARTS:
+    for key in PARTS:
         if isinstance(schema.get(key), dict):
             yield schema[key], f"{place}.{key}"
 

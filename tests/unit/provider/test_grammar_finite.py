@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provider.errors import SchemaRefused
+from provider.grammar.answer import Thinking, answer_grammar
 from provider.grammar.checking import check
-from provider.grammar.finite import endless
+from provider.grammar.finite import endless, without_endless_parts
 from provider.grammar.json_schema import usable
+from tests.fixtures.grammars import begins, takes
 from tests.soak import examples
 
 SELF = {"$ref": "#"}
@@ -27,6 +29,14 @@ def defs(root: Any, **named: Any) -> dict[str, Any]:
 
 def ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/$defs/{name}"}
+
+
+EMPTY = [
+    {"type": "integer", "minimum": 5, "maximum": 3},
+    {"type": "number", "exclusiveMinimum": 5, "maximum": 3},
+    {"type": "string", "minLength": 5, "maxLength": 3},
+    {"type": "array", "minItems": 3, "maxItems": 2},
+]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +61,11 @@ def ref(name: str) -> dict[str, str]:
         (needs("a", {"anyOf": [SELF, {"anyOf": [SELF]}]}, type="object"), None),
         (needs("a", {"allOf": [{"type": ["object", "null"]}, {"type": ["object", "string"]}, SELF]}, type="object"),
          None),
+        ({"type": "object", "required": ["z"], "patternProperties": {"^z$": SELF}}, "s.patternProperties.^z$"),
+        ({"type": "object", "required": ["z"], "patternProperties": {"a": {}}, "additionalProperties": SELF},
+         "s.additionalProperties"),
+        ({"anyOf": [needs(type="object"), *EMPTY]}, "s.anyOf[0].properties.a"),
+        ({"allOf": [{"minLength": 3}, {"maxLength": 2}], "anyOf": [needs(type="object"), {"type": "string"}]}, None),
     ],
 )  # fmt: skip
 def test_what_only_an_endless_value_satisfies_is_refused_by_its_place(schema: Any, place: str | None) -> None:
@@ -80,6 +95,10 @@ def test_what_only_an_endless_value_satisfies_is_refused_by_its_place(schema: An
         needs("a", {"$ref": "#/nowhere"}, type="object"),
         needs("a", {"$ref": "other.json"}, type="object"),
         needs("a", {"type": "array", "items": SELF, "minItems": 0}, type="object"),
+        {"type": "object", "required": ["z"], "patternProperties": {"z{1}": {}}, "additionalProperties": SELF},
+        {"type": "object", "required": ["z"], "patternProperties": {"^y": SELF, "y$": SELF, "y": SELF}},
+        needs("a", {"$ref": "#name"}, type="object"),
+        {"anyOf": [needs(type="object"), {"type": "integer", "minimum": 3, "maximum": 3}]},
         {"type": "object", "required": "a", "properties": [1], "prefixItems": 3, "minItems": True},
     ],
 )  # fmt: skip
@@ -98,6 +117,24 @@ def test_it_is_a_refusal_of_a_form_that_names_the_place() -> None:
 def test_a_list_that_ends_somewhere_is_taken() -> None:
     node = {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, ref("N")]}}, "required": ["next"]}
     assert usable(defs(ref("N"), N=node), "s", check)
+
+
+NODE = {"type": "object", **needs("n", ref("N"))}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "begun"),
+    [
+        (defs({"properties": {"a": {"const": 1}, "d": ref("N")}, "required": ["a"]}, N=NODE), '{"a": 1}', '{"a": 1,'),
+        (defs(needs("a", {"anyOf": [ref("N"), {"const": 1}]}), N=NODE), '{"a": 1}', '{"a": {'),
+        (defs({"type": "array", "items": ref("N")}, N=NODE), "[]", "[{"),
+        (defs({"type": "object", "additionalProperties": ref("N")}, N=NODE), "{}", '{"'),
+    ],
+)
+def test_what_could_never_come_to_its_end_cannot_be_begun(schema: Any, taken: str, begun: str) -> None:
+    grammar = answer_grammar(Thinking.DONE, usable(schema, "s", check), None, "s", check)
+    assert takes(grammar, taken)
+    assert not begins(grammar, begun)
 
 
 @pytest.mark.parametrize("count", [30, 3000])
@@ -143,14 +180,16 @@ SMALL += [[[], []], [1, 1], [{"a": 1}], {"a": [1]}, [None, None]]
 
 @settings(max_examples=examples(4000), deadline=None)
 @given(SCHEMAS, SCHEMAS, SCHEMAS)
-def test_whatever_is_refused_no_small_value_satisfies(root: Any, a: Any, b: Any) -> None:
+def test_whatever_is_refused_or_left_out_no_small_value_satisfies(root: Any, a: Any, b: Any) -> None:
     schema = {**(root if isinstance(root, dict) else {}), "$defs": {"A": a, "B": b}}
-    if endless(json.loads(json.dumps(schema)), "s") is None:
+    apart = json.loads(json.dumps(schema))
+    left = False if endless(apart, "s") is not None else without_endless_parts(apart)
+    if left == schema:
         return
-    validator = jsonschema.Draft202012Validator(schema)
+    validator, of_left = (jsonschema.Draft202012Validator(one) for one in (schema, left))
     for value in SMALL:
         try:
             satisfied = validator.is_valid(value)
         except RecursionError:
             return  # a reference that is nothing but itself
-        assert not satisfied, value
+        assert satisfied == (left is not False and of_left.is_valid(value)), value

@@ -46,6 +46,20 @@ def refusal(schema: Any) -> SchemaRefused:
         ({"properties": [1]}, "s"),
         ({"type": "object", "required": "a"}, "s"),
         ({"type": "integer", "maximum": "x"}, "s"),
+        ({"$ref": "#nowhere"}, "s"),
+        ({"type": "object", "minProperties": 1}, "s.minProperties"),
+        (closed(a={**closed(b={}), "required": [], "minProperties": 1}), "s.properties.a.minProperties"),
+        ({**closed(a={}, b={}), "maxProperties": 1}, "s.maxProperties"),
+        ({**closed(a={}), "maxProperties": 1, "additionalProperties": {}}, "s.maxProperties"),
+        ({**closed(a={}), "minProperties": "1"}, "s.minProperties"),
+        (
+            {"allOf": [closed(a={"not": {}}), {"properties": {"b": {"$ref": "#/allOf/0/properties/a"}}}]},
+            "s.allOf[0].properties.a",
+        ),
+        (
+            {"allOf": [{"properties": {"a": {"type": "null"}}}, closed(b={"$ref": "#/allOf/0/properties/a"}, c=False)]},
+            "s.allOf[1].properties.c",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_held_to_is_refused_by_its_place(schema: Any, place: str) -> None:
@@ -129,3 +143,39 @@ def test_the_search_for_what_is_to_blame_is_bounded() -> None:
         usable({"anyOf": [{"const": number} for number in range(1000)]}, "s", refuses_the_whole)
     assert caught.value.place == "s"
     assert len(looks) <= 1 + MAX_LOOKS
+
+
+@pytest.mark.parametrize("count", [{"minProperties": 0}, {"minProperties": 2}, {"maxProperties": 2}])
+def test_how_many_properties_there_are_may_follow_from_the_rest(count: dict[str, int]) -> None:
+    said = usable({**closed(a={}, b={}), **count}, "s", check)
+    assert not count.keys() & said.keys()
+
+
+def named(schema: Any, reference: str, **root: Any) -> dict[str, Any]:
+    return {**root, **closed(a={"$ref": reference}), "$defs": {"x": schema}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        (named({"$anchor": "n", "const": 1}, "#n"), "#/$defs/x"),
+        (named({"$dynamicAnchor": "n", "const": 1}, "#n"), "#/$defs/x"),
+        (named({"$id": "#n", "const": 1}, "#n"), "#/$defs/x"),
+        (named({"$id": "b", "const": 1}, "b", **{"$id": "https://e.x/a"}), "#/$defs/x"),
+        (named({"$id": "b", "const": 1}, "https://e.x/b#", **{"$id": "https://e.x/a"}), "#/$defs/x"),
+        (named({"const": 1}, "https://e.x/a#/$defs/x", **{"$id": "https://e.x/a"}), "#/$defs/x"),
+        (named({"const": 1}, "#/$defs/x", **{"$id": "https://e.x/a"}), "#/$defs/x"),
+        (named({"$id": "urn:x", "$defs": {"y": {"const": 1}}}, "urn:x#/$defs/y"), "#/$defs/x/$defs/y"),
+        (named({"anyOf": [{"$anchor": "n", "const": 1}]}, "#n"), "#/$defs/x/anyOf/0"),
+        (named({"items": {"$anchor": "n", "const": 1}}, "#n"), "#/$defs/x/items"),
+        (named({"properties": {"p/q": {"$anchor": "n", "const": 1}}}, "#n"), "#/$defs/x/properties/p~1q"),
+    ],
+)
+def test_a_reference_by_name_is_followed(schema: Any, pointer: str) -> None:
+    assert usable(schema, "s", check)["properties"]["a"]["$ref"] == pointer
+
+
+def test_a_property_that_is_named_as_a_keyword_is_a_property() -> None:
+    properties = {"$id": {"type": "string"}, "$ref": {"type": "string"}, "$anchor": {"type": "null"}}
+    schema = {"$anchor": "x", **closed(**properties)}
+    assert usable(schema, "s", check)["properties"] == properties
