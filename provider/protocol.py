@@ -23,6 +23,7 @@ from provider.wire_limits import (
     MOST_NAME,
     MOST_NUMBER,
     MOST_REASON,
+    bounded_models,
     bounded_object,
     bounded_usage,
 )
@@ -51,12 +52,15 @@ DIGEST_FORM = r"^[0-9a-f]{64}$"
 """Of weights: a SHA-256 in hex."""
 
 M = TypeVar("M")
-Count = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MOST_BYTES)]
 Bytes = Count
-Few = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
+Few = Annotated[int, Field(strict=True, ge=0, le=MOST_NUMBER)]
 Tokens = Few
-Name = Annotated[str, Field(max_length=MOST_NAME)]
-"""Of a model or a request."""
+Flag = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
+"""Of a request."""
+ModelName = Annotated[str, Field(min_length=1, max_length=MOST_NAME, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""It is shown, logged and asked for: no control characters."""
 Label = Annotated[str, Field(max_length=MOST_LABEL)]
 Words = Annotated[str, Field(max_length=MOST_REASON)]
 INVALID: Literal["invalid"] = "invalid"
@@ -79,7 +83,7 @@ def _finite(told: object) -> object:
     return None if isinstance(told, float) and not math.isfinite(told) else told
 
 
-Rate = Annotated[float | None, BeforeValidator(_finite)]
+Rate = Annotated[Annotated[float, Field(strict=True)] | None, BeforeValidator(_finite)]
 MemoryKind = Literal["unified", "discrete", "host"]
 Exactness = Literal["on", "off", "unavailable"]
 SlotState = Literal["idle", "running", "loading", "unloading", "failed"]
@@ -98,22 +102,31 @@ class Hardware(Wire):
 
 
 class MtpStatus(Wire):
-    active: bool
+    active: Flag
     reason: Words | None = None
 
 
 class ModelAd(Wire):
-    id: Name
+    id: ModelName
     model_type: Label
     quantization: Label | None = None
     size_bytes: Bytes
     context_length: Tokens
     kv_bytes_per_token: Bytes
     state_bytes: Bytes
-    vision: bool = False
+    vision: Flag = False
     exact: Exactness = "off"
     mtp: MtpStatus
     weight_digest: Label | None = None
+
+    @property
+    def characters(self) -> int:
+        """Of all its texts."""
+        texts = (self.id, self.model_type, self.quantization, self.mtp.reason, self.weight_digest)
+        return sum(len(text) for text in texts if text)
+
+
+Models = Annotated[list[ModelAd], Field(max_length=MOST_LISTED), AfterValidator(bounded_models)]
 
 
 class ResumePoint(Wire):
@@ -129,7 +142,7 @@ class Register(Wire):
     version: Label
     backend: Label
     hardware: Hardware
-    models: list[ModelAd] = Field(max_length=MOST_LISTED)
+    models: Models
     resume: list[ResumePoint] = Field(default_factory=list, max_length=MOST_LISTED)
 
 
@@ -144,8 +157,12 @@ class MemoryReport(Wire):
     free_for_load_bytes: Measured = None
 
 
+def _reported(told: object) -> object:
+    return MemoryReport() if told is None else told
+
+
 class Slot(Wire):
-    model: Name
+    model: ModelName
     state: SlotState
     running: Few = 0
     waiting: Few = 0
@@ -170,7 +187,8 @@ class Heartbeat(Wire):
     type: Literal["heartbeat"] = "heartbeat"
     status: Literal["idle", "serving", "draining"]
     capacity_seq: Count
-    memory: MemoryReport = Field(default_factory=MemoryReport)
+    memory: Annotated[MemoryReport, BeforeValidator(_reported)] = Field(default_factory=MemoryReport)
+    """Nothing and null are the same: all of it is unknown."""
     slots: list[Slot] = Field(max_length=MOST_LISTED)
     thermal: Literal["nominal", "fair", "serious", "critical"] = "nominal"
     stats: Stats = Field(default_factory=Stats)
@@ -225,13 +243,13 @@ class InferenceError(Wire):
     status: Few
     code: str = Field(max_length=MOST_CODE)
     message: str = Field(max_length=MOST_MESSAGE)
-    retryable: bool
+    retryable: Flag
     detail: Annotated[dict[str, Any], AfterValidator(bounded_object)] = Field(default_factory=dict)
 
 
 class PrefetchStatus(Wire):
     type: Literal["prefetch_status"] = "prefetch_status"
-    model_id: Name
+    model_id: ModelName
     status: Literal["started", "downloading", "verified", "failed", "deferred"]
     reason: Words | None = None
     bytes_done: Bytes | None = None
@@ -240,7 +258,7 @@ class PrefetchStatus(Wire):
 
 class LoadModelStatus(Wire):
     type: Literal["load_model_status"] = "load_model_status"
-    model_id: Name
+    model_id: ModelName
     status: Literal["started", "succeeded", "failed"]
     reason: Words | None = None
     required_bytes: Bytes | None = None
@@ -249,7 +267,7 @@ class LoadModelStatus(Wire):
 
 class ModelsUpdate(Wire):
     type: Literal["models_update"] = "models_update"
-    models: list[ModelAd] = Field(max_length=MOST_LISTED)
+    models: Models
 
 
 class Registered(Wire):

@@ -4,10 +4,12 @@ What is beyond a limit is as malformed as a wrong type (docs/protocol.md). The p
 frame alone.
 """
 
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 MOST_LISTED = 4096
 """Models, slots or requests in one message: far more than a machine has."""
+MOST_MODEL_CHARACTERS = 2**20
+"""Of all the texts of a list of models together: with names of ordinary length 4096 models take half of it."""
 MOST_NAME = 1024
 """Characters of a model's or a request's name; a model may be named by its path."""
 MOST_LABEL = 256
@@ -23,6 +25,23 @@ MOST_BYTES = 2**53 - 1
 MOST_MEMBERS = 64
 DEEPEST = 4
 """Of an error's detail and of usage: names and values, and objects within one another."""
+
+
+class Described(Protocol):
+    """A model as it is advertised (provider.protocol.ModelAd), as far as this goes."""
+
+    @property
+    def characters(self) -> int: ...
+
+
+Listed = TypeVar("Listed", bound=Described)
+
+
+def bounded_models(told: list[Listed]) -> list[Listed]:
+    """Raises ValueError."""
+    if sum(one.characters for one in told) > MOST_MODEL_CHARACTERS:
+        raise ValueError(f"more than {MOST_MODEL_CHARACTERS} characters of text in all")
+    return told
 
 
 def bounded_usage(told: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from provider.protocol import (
     Cancel,
     Heartbeat,
+    MemoryReport,
     ProtocolViolation,
     Registered,
     UnknownType,
@@ -112,6 +113,12 @@ def test_a_reading_of_memory_that_is_no_number_of_bytes_spoils_nothing_else(told
     assert parse_from_provider(encode(beat)) == beat
 
 
+def test_memory_that_is_null_is_unknown() -> None:
+    beat = parse_from_provider(json.dumps({**BEAT, "memory": None}))
+    assert isinstance(beat, Heartbeat)
+    assert beat.memory == MemoryReport()
+
+
 @pytest.mark.parametrize("memory", [{}, None, {"cache_bytes": 0}])
 def test_a_reading_that_was_not_sent_is_not_reported(memory: dict[str, int] | None) -> None:
     told = {key: value for key, value in BEAT.items() if key != "memory"} | (
@@ -169,9 +176,22 @@ BEYOND: list[dict[str, object]] = [
     {**REGISTER, "models": [{**AD, "context_length": 2**62}]},
     {**REGISTER, "models": [{**AD, "weight_digest": MEGABYTE}]},
     {**REGISTER, "models": [{**AD, "mtp": {"active": False, "reason": MEGABYTE}}]},
+    {**REGISTER, "models": [{**AD, "id": f"{one:1000}"} for one in range(1049)]},
+    {"type": "models_update", "models": [{**AD, "id": f"{one:1000}"} for one in range(1049)]},
+    {**REGISTER, "protocol": "1"},
+    {**REGISTER, "models": [{**AD, "id": ""}]},
+    {**REGISTER, "models": [{**AD, "id": "a\0b"}]},
+    {**REGISTER, "models": [{**AD, "id": "a\n"}]},
+    {**REGISTER, "models": [{**AD, "vision": "yes"}]},
+    {**REGISTER, "models": [{**AD, "size_bytes": "1"}]},
+    {**REGISTER, "models": [{**AD, "mtp": {"active": 1}}]},
+    {**BEAT, "slots": [{"model": "m", "state": "idle", "decode_tps": "5"}]},
+    {**BEAT, "slots": [{"model": "m\x85", "state": "idle"}]},
     {**BEAT, "slots": [{"model": MEGABYTE, "state": "idle"}]},
     {**BEAT, "slots": [{"model": "m", "state": "idle", "tokens_used": 2**62}]},
     {**CHUNK, "request_id": MEGABYTE},
+    {**CHUNK, "seq": "0"},
+    {**CHUNK, "seq": True},
     {**CHUNK, "completion_tokens": 2**62},
     {**CHUNK, "data": {"logprob": float("-inf")}},
     {**COMPLETE, "usage": {"prompt_tokens": 2**62}},
@@ -185,6 +205,8 @@ BEYOND: list[dict[str, object]] = [
     {**ERROR, "code": MEGABYTE},
     {**ERROR, "message": MEGABYTE},
     {**ERROR, "status": 2**62},
+    {**ERROR, "status": "500"},
+    {**ERROR, "retryable": "no"},
     {**ERROR, "detail": {"n_ctx": 10**400}},
     {**ERROR, "detail": {"what": [[[[[]]]]]}},
     {"type": "load_model_status", "model_id": "m", "status": "failed", "reason": MEGABYTE},
@@ -208,6 +230,8 @@ def test_what_is_beyond_a_limit_is_a_violation(message: dict[str, object]) -> No
         {**ERROR, "detail": {"type": "t", "param": None, "free_bytes": 2**53 - 1}},
         {**ERROR, "message": "x" * 65536},
         {**CHUNK, "data": {"text": MEGABYTE, "n": 2**62}},
+        {**BEAT, "slots": [{"model": "m", "state": "idle", "decode_tps": 5, "prefill_tps": None}]},
+        {**REGISTER, "models": [{**AD, "id": f"{one:200}"} for one in range(4096)]},
     ],
     ids=lambda one: one["type"],
 )
