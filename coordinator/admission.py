@@ -43,6 +43,8 @@ class _Guest:
     answer: asyncio.Future[Lease | Failure]
     refused: Refused | None = None
     """Why it waits, as of the last look; None: it rather waits than cause a load, or has not been looked at."""
+    looked_at: bool = False
+    """Not yet: it waits for what those before it wait for."""
 
     def end(self, answer: Lease | Failure) -> None:
         self.answer.set_result(answer)
@@ -158,6 +160,7 @@ class Admission:
     def _decide(self, guest: _Guest, now_s: float) -> Lease | Failure | None:
         """None: it waits. Nothing awaits between the decision and the place that is held for it."""
         request = guest.ask.request
+        guest.looked_at = True
         match self._route(request):
             case Chosen() as chosen:
                 if self._rather_wait(guest, chosen, now_s):
@@ -284,9 +287,16 @@ class Admission:
             model=waiter.model,
             key=waiter.key,
             waiting=waiting,
-            reason=_why(waiter.guest),
+            reason=self._why_waits(waiter),
             eta_s=self._eta_s(waiter.model, self._clock()),
         )
+
+    def _why_waits(self, waiter: Waiter[_Guest]) -> str:
+        """Of one that found others waiting: why the first of those does."""
+        if waiter.guest.looked_at:
+            return _why(waiter.guest)
+        before = (one.guest for one in self._room.in_turn(waiter.model))
+        return _why(next((guest for guest in before if guest.looked_at), waiter.guest))
 
     def _note_left(self, waiter: Waiter[_Guest], outcome: str) -> None:
         guest, waited_s = waiter.guest, self._clock() - waiter.guest.since_s

@@ -26,6 +26,7 @@ from coordinator.lease import Lease
 from coordinator.patience import Patience
 from coordinator.routing import Chosen, Reason, Refused, Request, gated, route
 from coordinator.store.records import MemoryTables, Usage
+from provider.api.events import unnameable
 from provider.api.wire import Failure, internal_error, invalid_request
 from provider.protocol import (
     MAX_FRAME_BYTES,
@@ -224,6 +225,8 @@ class Dispatcher:
                         return patience.failure()
                     match frame:
                         case InferenceChunk() | InferenceNotice():
+                            if isinstance(frame, InferenceChunk) and unnameable(job.endpoint, frame.data):
+                                return broken(Broken.MALFORMED)
                             limit.within(STALLED_CLIENT_S)
                             writing = True
                             await self._pass_on(frame, job, client, progress)
@@ -336,9 +339,9 @@ class Ask:
 
 
 def _done(frame: InferenceComplete, job: Job, progress: Progress) -> Done | Failure:
-    progress.usage = frame.usage
     progress.parks = frame.preempt.parks
     progress.recomputes = frame.preempt.recomputes
-    if frame.body is None and not job.stream:
+    if frame.body is None and not job.stream:  # nothing was delivered, whatever it says it has counted
         return internal_error("The provider has finished without an answer.", "no_answer", retryable=True)
+    progress.usage = frame.usage
     return Done(frame.body)

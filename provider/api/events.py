@@ -5,6 +5,7 @@ object's own `type`.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ ANTHROPIC_TYPES = {
 """https://docs.anthropic.com/en/api/errors; 503 is what that API answers with 529."""
 
 
+EVENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What may stand as the name of an event, which is written as a line of its own."""
 _PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ESCAPED = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
@@ -119,9 +122,11 @@ class ResponsesEvents:
         self._number = -1
 
     def chunk(self, data: Mapping[str, Any]) -> bytes:
-        if self._response is None:
-            self._response = data.get("response")
-        self._number = int(data.get("sequence_number", self._number))
+        response, number = data.get("response"), data.get("sequence_number")
+        if self._response is None and isinstance(response, Mapping):
+            self._response = response
+        if isinstance(number, int):
+            self._number = number
         return named_event(data)
 
     def failed(self, failure: Failure) -> bytes:
@@ -146,9 +151,22 @@ def response_error(failure: Failure) -> dict[str, Any]:
     return {**told, "reason": failure.code}
 
 
+def unnameable(path: str, data: Mapping[str, Any]) -> bool:
+    """Whether a chunk of an answer to `path` has no name where that API names its events."""
+    if path != RESPONSES and not speaks_anthropic(path):
+        return False
+    return not _nameable(data.get("type"))
+
+
+def _nameable(name: object) -> bool:
+    return isinstance(name, str) and EVENT_NAME.fullmatch(name) is not None
+
+
 def named_event(data: Mapping[str, Any]) -> bytes:
-    """The name is the `type`, which is one of this API's own words."""
-    return f"event: {data.get('type', 'message')}\n".encode() + b"data: " + encoded(data) + b"\n\n"
+    """The name is the `type`, which is one of this API's own words; what could not be a name is none."""
+    name = data.get("type", "message")
+    line = f"event: {name}\n".encode() if _nameable(name) else b""
+    return line + b"data: " + encoded(data) + b"\n\n"
 
 
 def encoded(data: Mapping[str, Any]) -> bytes:

@@ -135,6 +135,26 @@ def test_a_stream_that_breaks_midway_ends_in_the_form_of_its_api(postgres: str) 
     asyncio.run(scene())
 
 
+def test_a_chunk_that_is_no_event_of_the_api_ends_its_stream_and_writes_no_line_of_its_own(postgres: str) -> None:
+    kinds = iter(["a\n\ndata: INJECTED", "", 5, None])
+
+    async def names_badly(played: Provider, request: InferenceRequest) -> None:
+        await played.accept(request)
+        await say(played, request, 0, BEGUN[request.endpoint][0])
+        await say(played, request, 1, {"type": next(kinds), "sequence_number": "x", "response": 5})
+
+    async def scene() -> None:
+        async with coordinator(postgres) as running, provider(running, names_badly), running.client() as client:
+            for path in [*BODIES, *BODIES]:
+                told = events((await client.post(path, json={**BODIES[path], "stream": True})).text)
+                assert told[0] == named(BEGUN[path][0])
+                assert told[1].startswith("event: error\n")
+                assert '"code":"malformed_frame"' in told[1]
+                assert not any(one.startswith("data: INJECTED") for one in "\n".join(told).split("\n"))
+
+    asyncio.run(scene())
+
+
 def test_a_broken_stream_is_billed_for_what_was_delivered(postgres: str) -> None:
     async def scene() -> None:
         async with coordinator(postgres) as running, provider(running, begins_and_breaks), running.client() as client:

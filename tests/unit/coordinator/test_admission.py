@@ -1,6 +1,7 @@
 """Who gets a place at a provider, and when: in virtual time, over sockets in memory."""
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from coordinator.reasons import Reason
 from coordinator.routing import Chosen, Refused, Request
 from coordinator.views import Views
 from provider.api.wire import Failure
-from provider.protocol import Cancel, ModelsUpdate
+from provider.protocol import Cancel, InferenceComplete, ModelsUpdate
 from tests.fixtures.virtual_time import run, settle
 from tests.unit.coordinator.fleet_play import Client, FleetPlay, PlayedProvider, quick
 from tests.unit.coordinator.views import MODEL, TABLES, advert, slot
@@ -466,6 +467,41 @@ def test_a_failed_request_waits_for_another_that_is_only_full() -> None:
         await play.end()
 
     run(scene())
+
+
+def test_of_a_completion_without_an_answer_nothing_is_billed() -> None:
+    async def scene() -> None:
+        play = FleetPlay()
+        one = await play.join("one")
+        (client,) = await play.asked(1)
+        await play.settled()
+        (request_id,) = one.open
+        one.accept(request_id)
+        usage = {"prompt_tokens": 7_000, "completion_tokens": 9_000}
+        one.socket.say(InferenceComplete(request_id=request_id, seq=0, body=None, usage=usage))
+        await play.settled()
+        assert client.failure.code == "no_answer"
+        (billed,) = play.books.rows
+        assert (billed.code, billed.prompt_tokens, billed.completion_tokens) == ("no_answer", None, None)
+        await play.end()
+
+    run(scene())
+
+
+def test_who_waits_behind_another_is_logged_with_the_reason_of_that_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        play = FleetPlay()
+        await play.join("one")
+        await play.asked(5)
+        await play.settled()
+        assert play.waiting == 3
+        await play.end()
+
+    with caplog.at_level(logging.INFO):
+        run(scene())
+    waiting = [record.getMessage() for record in caplog.records if "request_waiting" in record.getMessage()]
+    assert len(waiting) == 3
+    assert all("reason=queue_full" in line for line in waiting), waiting
 
 
 def test_after_the_first_chunk_nothing_is_tried_again() -> None:
