@@ -11,11 +11,14 @@ from provider.protocol import InferenceError
 LONGEST_WAIT_S = 3600
 """That a provider may ask a client for."""
 
+SAID_APART = frozenset({"code", "message"})
+"""Members of an error object that its frame has in fields of their own."""
+
 
 def failed(frame: InferenceError) -> Failure:
     """The provider's own words and status; a status that is no error becomes 502."""
     status = frame.status if 400 <= frame.status <= 599 else 502
-    detail = dict(frame.detail)
+    detail = {name: value for name, value in frame.detail.items() if name not in SAID_APART}
     kind = detail.pop("type", None)
     param = detail.pop("param", None)
     wait = detail.pop("retry_after_s", None)

@@ -204,7 +204,10 @@ def test_at_most_three_attempts_and_the_last_error_is_told(postgres: str) -> Non
 
 def test_a_providers_own_error_arrives_whole(postgres: str) -> None:
     async def too_long(played: Provider, request: InferenceRequest) -> None:
-        detail = {"type": "exceed_context_size_error", "param": "messages", "n_ctx": 64, "n_prompt_tokens": 99}
+        detail = {
+            "type": "exceed_context_size_error", "param": "messages", "n_ctx": 64, "n_prompt_tokens": 99,
+            "code": "another", "message": "another",
+        }  # fmt: skip
         await played.fail(request, status=400, code="long", message="no", retryable=False, detail=detail)
 
     async def scene() -> None:
