@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
+from coordinator.api.limited import not_allowed
 from coordinator.refusals import not_served
 from coordinator.store.records import Token, TokenKind
 from provider.api.model_list import ListedModel, model_list, model_object
@@ -22,6 +23,9 @@ async def models(request: Request, reader: Reader) -> dict[str, Any]:
 
 @router.get("/v1/models/{model:path}")
 async def model(request: Request, model: str, reader: Reader) -> dict[str, Any]:
+    """Of a key's list, as for generation: what it may not use is forbidden, whether or not it is there."""
+    if not reader.limits.allow(model):
+        raise Refusal(not_allowed(model))
     if model not in _known(request, reader):
         present = services_of(request).hub.views.present
         raise Refusal(not_served(model, (name for name in present if reader.limits.allow(name))))

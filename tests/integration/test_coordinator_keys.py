@@ -167,9 +167,13 @@ def test_the_sdk_sees_and_uses_only_the_models_of_its_key(postgres: str) -> None
             async with sdk(running, key["secret"]) as client:
                 assert [one.id async for one in client.models.list()] == [MODEL]
                 assert (await client.models.retrieve(MODEL)).id == MODEL
-                with pytest.raises(openai.NotFoundError) as unseen:
-                    await client.models.retrieve(OTHER)
-                assert OTHER not in str(unseen.value.body["message"]).partition("Served: ")[2]  # type: ignore[index]
+                for model in (OTHER, "nobody's"):
+                    with pytest.raises(openai.PermissionDeniedError) as unseen:
+                        await client.models.retrieve(model)
+                    assert unseen.value.code == "model_not_allowed"
+                with pytest.raises(openai.NotFoundError) as unserved:
+                    await client.models.retrieve("later")
+                assert str(unserved.value.body["message"]).endswith(f"Served: {MODEL}.")  # type: ignore[index]
                 said = await client.chat.completions.create(**chat())
                 assert said.choices[0].message.content == "one two three"
                 for model in (OTHER, "nobody's"):
