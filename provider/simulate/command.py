@@ -14,6 +14,7 @@ import uvloop
 
 from provider import collector, options
 from provider.cli import log_to_stderr
+from provider.errors import ConfigError
 from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.simulate.fleet import Plan, SimulatedFleet, Totals
@@ -53,7 +54,10 @@ def simulate(
     log_to_stderr()
     logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
     logging.getLogger("provider.slot").setLevel(logging.ERROR)  # and that it does not draft
-    kinds = machines(machine or ["m3-max"], providers)
+    try:
+        kinds = machines(machine or ["m3-max"], providers)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
     options.check_coordinators(coordinator)
     trusted = authorities(coordinator_ca)
     with tempfile.TemporaryDirectory() as scratch:

@@ -50,6 +50,7 @@ def test_help_lists_the_commands_and_version_is_the_packages() -> None:
         ("provider",),
         ("provider", "nonsense"),
         ("provider", "start", "--max-concurrent", "0"),
+        ("fleet", "simulate", "--providers", "1", "--coordinator", "ws://x", "--token", "t", "--machine", "zzz"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
