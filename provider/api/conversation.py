@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from provider.api.parameter_types import TOO_DEEP, is_deep, loads
+from provider.api.parameter_types import TOO_DEEP, TOO_LONG, has_long_integer, is_deep, loads
 from provider.api.wire import invalid_request
 from provider.errors import RequestFailed
 
@@ -68,6 +68,8 @@ def arguments_of(arguments: Json, place: str) -> dict[str, Json]:
         return {}
     if not isinstance(arguments, dict):
         refuse(f"{place}: must be a JSON object.", place)
+    if has_long_integer(arguments):
+        refuse(f"{place}: {TOO_LONG}.", place)
     if is_deep(arguments):
         refuse(f"{place}: {TOO_DEEP}.", place)
     return arguments

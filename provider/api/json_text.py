@@ -3,13 +3,14 @@
 What is told never has to be taken back, so what models get wrong is mended as it comes: line breaks and quotes
 that should have been escaped, escapes that do not exist, halves of surrogate pairs, a comma too many, Python's names of
 constants, words without quotes. A number is told digit for digit. What readers of JSON cannot be relied on to take is
-told as a string of its own text: numbers that are too long or infinite, and what is nested too deeply.
+told otherwise: a number that is too long, or nested too deeply, as a string of its own text, and one that is beyond
+what a double holds as the last that is not.
 """
 
 import re
 from enum import Enum, auto
 
-from provider.api.parameter_types import MAX_DEPTH, MAX_NUMBER_CHARS, json_text, loads
+from provider.api.parameter_types import MAX_DEPTH, MAX_NUMBER_CHARS, json_text, readable
 from provider.api.told_text import NestedText, WordText, escaped
 
 PIECE_CHARS = 4096
@@ -271,8 +272,5 @@ def _space(text: str) -> int:
 def _constant(text: str) -> str:
     """A number, digit for digit, or a constant; what is neither was meant to be a string."""
     text = CONSTANTS.get(text, text)
-    try:
-        loads(text)
-    except ValueError:
-        return json_text(text)
-    return text
+    told = readable(text)
+    return json_text(text) if told is None else told

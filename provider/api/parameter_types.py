@@ -3,10 +3,13 @@
 import ast
 import json
 import math
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NoReturn
+
+from provider.grammar.local_names import followed
 
 Json = Any
 """A decoded JSON value."""
@@ -24,6 +27,9 @@ MAX_DEPTH = 128
 """Of arguments. Beyond it readers of JSON give up, each at another depth."""
 MAX_NUMBER_CHARS = 4096
 """Python's own json reads no integer of more than 4300 digits."""
+MAX_NUMBER_BITS = int((MAX_NUMBER_CHARS - 2) * math.log2(10))
+"""No integer of fewer bits is longer."""
+TOO_LONG = f"a number in it has more than {MAX_NUMBER_CHARS} characters"
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 
 
@@ -47,9 +53,10 @@ def typed(text: str, types: set[str]) -> Json:
 
 
 def parsed(text: str, max_depth: int = MAX_DEPTH) -> Json:
-    """JSON, else a Python literal, which models write too; else the text itself."""
+    """JSON, else a Python literal, which models write too; else the text itself. A number beyond what a double can
+    hold is the last that it can."""
     with suppress(ValueError):
-        return loads(text, max_depth)
+        return _loads(text, max_depth, _nearest)
     try:
         return loads(json.dumps(_literal(text)), max_depth)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -59,13 +66,26 @@ def parsed(text: str, max_depth: int = MAX_DEPTH) -> Json:
 def loads(text: str, max_depth: int = MAX_DEPTH) -> Json:
     """Raises ValueError, saying why, for what is not JSON, and for what readers of JSON cannot be relied on to take:
     infinite numbers, numbers of more than MAX_NUMBER_CHARS, and what is nested deeper than `max_depth`."""
+    return _loads(text, max_depth, _finite)
+
+
+def _loads(text: str, max_depth: int, parse_float: Callable[[str], float]) -> Json:
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_short)
+        value = json.loads(text, parse_constant=_no_number, parse_float=parse_float, parse_int=_short)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if text.count("[") + text.count("{") > max_depth and is_deep(value, max_depth):
         raise ValueError(TOO_DEEP)
     return value
+
+
+def readable(text: str) -> str | None:
+    """A number or a constant as it is, or the number that `parsed` makes of it; None for what is neither."""
+    if is_json(text):
+        return text
+    with suppress(ValueError):
+        return json_text(_loads(text, MAX_DEPTH, _nearest))
+    return None
 
 
 def is_json(text: str) -> bool:
@@ -85,6 +105,20 @@ def is_deep(value: Json, max_depth: int = MAX_DEPTH) -> bool:
         if not level:
             return False
     return any(isinstance(one, dict | list) for one in level)
+
+
+def has_long_integer(value: Json) -> bool:
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if (
+            isinstance(one, int)
+            and one.bit_length() > MAX_NUMBER_BITS
+            and abs(one) >= 10 ** (MAX_NUMBER_CHARS - (one < 0))
+        ):
+            return True
+        todo += _children(one)
+    return False
 
 
 def json_text(value: Json) -> str:
@@ -127,6 +161,12 @@ def _finite(text: str) -> float:
     return value
 
 
+def _nearest(text: str) -> float:
+    _check_length(text)
+    value = float(text)
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
+
+
 def _short(text: str) -> int:
     _check_length(text)
     return int(text)
@@ -134,7 +174,7 @@ def _short(text: str) -> int:
 
 def _check_length(text: str) -> None:
     if len(text) > MAX_NUMBER_CHARS:
-        raise ValueError(f"a number in it has more than {MAX_NUMBER_CHARS} characters")
+        raise ValueError(TOO_LONG)
 
 
 def _literal(text: str) -> Json:
@@ -154,10 +194,25 @@ def _types(schema: Json, root: Json) -> set[str]:
         if not isinstance(part, dict) or id(part) in seen:
             continue
         seen.add(id(part))
-        types.update(name for name in _list(part.get("type")) if isinstance(name, str))
+        types.update(_own_types(part))
         todo += [branch for key in ("anyOf", "oneOf", "allOf") for branch in _list(part.get(key))]
         todo.append(_referenced(part.get("$ref"), root))
     return types
+
+
+def _own_types(part: dict[str, Json]) -> Iterable[str]:
+    """Where none is named, those of the values that are."""
+    if part.get("type") is not None:
+        return [name for name in _list(part["type"]) if isinstance(name, str)]
+    values = [part["const"]] if "const" in part else part.get("enum")
+    return map(_type_of, values) if isinstance(values, list) else []
+
+
+def _type_of(value: Json) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = (name for name, kinds in _JSON_TYPES.items() if isinstance(value, kinds))
+    return next(names, "string")
 
 
 def _list(value: Json) -> list[Json]:
@@ -166,11 +221,4 @@ def _list(value: Json) -> list[Json]:
 
 def _referenced(reference: Json, root: Json) -> Json:
     """`#/$defs/Name` within the schema of the same tool, which is `#`."""
-    if not isinstance(reference, str):
-        return None
-    value = root
-    if reference == "#":
-        return value
-    for step in reference.removeprefix("#/").split("/"):
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
+    return followed(root, reference) if isinstance(reference, str) else None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provider.api.conversation import Turn
+from provider.grammar.local_names import by_pointers
 
 Json = Any
 """A decoded JSON value."""
@@ -24,7 +25,7 @@ class Question:
     @property
     def schemas(self) -> dict[str, Json]:
         """The parameters' schema of each tool, by its name."""
-        return {tool["function"]["name"]: tool["function"].get("parameters") for tool in self.tools}
+        return {tool["function"]["name"]: by_pointers(tool["function"].get("parameters")) for tool in self.tools}
 
 
 def function_tool(tool: Mapping[str, Json], parameters: str) -> Json:

@@ -6,12 +6,11 @@ that it has to hold exist before it. What is not understood restricts nothing, s
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
-from provider.grammar.local_names import LISTS, MAPS, PARTS
+from provider.grammar.local_names import LISTS, MAPS, PARTS, steps
 
 Json = Any
 """A decoded JSON value."""
@@ -368,7 +367,7 @@ def _resolved(root: Part, reference: str) -> Part | None:
     if reference != "#" and not reference.startswith("#/"):
         return None
     schema, place = root.schema, root.place
-    for step in _steps(reference):
+    for step in steps(reference):
         match schema:
             case dict() if step in schema:
                 schema, place = schema[step], f"{place}.{step}"
@@ -377,8 +376,3 @@ def _resolved(root: Part, reference: str) -> Part | None:
             case _:
                 return None
     return Part(schema, place)
-
-
-def _steps(reference: str) -> Iterable[str]:
-    pointer = unquote(reference.removeprefix("#"))
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]

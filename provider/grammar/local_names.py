@@ -4,7 +4,7 @@ schema here understands. Pure."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin
 
 from provider.grammar.limits import MAX_DEPTH
 
@@ -25,6 +25,25 @@ def by_pointers(schema: Json) -> Json:
     names = _Names()
     names.learn(schema, "", "", 0)
     return names.rewritten(schema, "", 0)
+
+
+def followed(schema: Json, pointer: str) -> Json:
+    """What a reference leads to that is a pointer within the schema; None for any other, and where there is nothing."""
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    for step in steps(pointer):
+        match schema:
+            case dict():
+                schema = schema.get(step)
+            case list() if step.isdecimal() and int(step) < len(schema):
+                schema = schema[int(step)]
+            case _:
+                return None
+    return schema
+
+
+def steps(pointer: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in unquote(pointer.removeprefix("#")).split("/")[1:]]
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from llguidance import regex_to_lark
 
 from provider.errors import SchemaRefused
 from provider.grammar.json_schema import ANY_OBJECT, STYLE, Schema
+from provider.grammar.local_names import followed
 from provider.grammar.references import standing_alone
 from provider.grammar.rules import Rules, literal
 
@@ -109,7 +110,8 @@ def _texts(rules: Rules, schema: Json, root: Schema, place: str, depth: int) -> 
         return [rule for one in branches for rule in _branch(rules, one, root, place, depth - 1)]
     choices = _choices(found)
     if choices is not None:
-        return [literal(_as_text(one, place) + END) for one in choices]
+        where = f"{place}.{'const' if 'const' in found else 'enum'}"
+        return [literal(_as_text(one, where) + END) for one in choices]
     null = [literal("null" + END)] if "null" in _list(found.get("type")) else []
     return [_raw(rules, found, place), *null]
 
@@ -128,10 +130,8 @@ def _resolved(schema: Json, root: Schema) -> Schema:
         reference = found.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
-        value: Json = root
-        for step in reference.removeprefix("#/").split("/"):
-            value = _object(value).get(step)
-        found = {**_object(value), **{key: one for key, one in found.items() if key != "$ref"}}
+        value = _object(followed(root, reference))
+        found = {**value, **{key: one for key, one in found.items() if key != "$ref"}}
     return found
 
 
@@ -156,7 +156,8 @@ def _as_text(value: Json, place: str) -> str:
     if value is None:
         return "null"
     if not isinstance(value, str) or "</parameter>" in value or "</function>" in value:
-        raise SchemaRefused(f"{place}.enum", f"{value!r} cannot be written as text")
+        why = "cannot be written where the parameter may be text: with a `type` of its own it can, if it is none"
+        raise SchemaRefused(place, f"{value!r} {why}")
     return value
 
 

@@ -115,6 +115,8 @@ def nested(depth: int) -> dict[str, Any]:
         ('{"a": [-Infinity]}', "-Infinity is not JSON"),
         ('{"a": 1e999}', "beyond what a double can hold"),
         (f'{{"a": {"9" * 5000}}}', "more than 4096 characters"),
+        ({"a": [{"b": 10**MAX_NUMBER_CHARS}]}, "more than 4096 characters"),
+        ({"a": -(10 ** (MAX_NUMBER_CHARS - 1))}, "more than 4096 characters"),
     ],
 )
 def test_malformed_tool_arguments_name_the_message_and_the_cause(arguments: Any, why: str) -> None:
@@ -124,8 +126,16 @@ def test_malformed_tool_arguments_name_the_message_and_the_cause(arguments: Any,
     assert len(said) < 200
 
 
+INTEGERS = {"a": [10**MAX_NUMBER_CHARS - 1, 1 - 10 ** (MAX_NUMBER_CHARS - 1)]}
+
+
 def test_arguments_up_to_the_bounds_are_taken() -> None:
-    for arguments in (f'{{"a": -{"9" * (MAX_NUMBER_CHARS - 1)}}}', nested(MAX_DEPTH), json.dumps(nested(MAX_DEPTH))):
+    for arguments in (
+        f'{{"a": -{"9" * (MAX_NUMBER_CHARS - 1)}}}',
+        nested(MAX_DEPTH),
+        json.dumps(nested(MAX_DEPTH)),
+        INTEGERS,
+    ):
         assert "<function=get_weather>" in text_of([user("Hi"), assistant_call(arguments)])
 
 

@@ -1,6 +1,7 @@
 """Tool arguments: typed as the tool's schema declares, and left as text where that does not fit."""
 
 import json
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,8 @@ from provider.api.conversation import arguments_of
 from provider.api.output import CallArguments
 from tests.soak import examples
 from tests.unit.provider.test_api_output import in_runs, parse, summary
+
+MOST = sys.float_info.max
 
 
 def arguments(body: str, tools: dict[str, Any]) -> Any:
@@ -43,7 +46,14 @@ def typed(value: str, schema: Any, root: dict[str, Any] | None = None) -> Any:
         ("1", {"type": "boolean"}, "1"),
         ("true", {"type": "integer"}, "true"),
         ("NaN", {"type": "number"}, "NaN"),
-        ("1e999", {"type": "number"}, "1e999"),
+        ("1e999", {"type": "number"}, MOST),
+        ('{"a": [-40e100999]}', {"type": "object"}, {"a": [-MOST]}),
+        ("1", {"const": 1}, 1),
+        ("1", {"enum": ["1"]}, "1"),
+        ("1", {"enum": ["a", 1]}, "1"),
+        ("true", {"enum": [True, None]}, True),
+        ("1.5", {"const": 1.5}, 1.5),
+        ("[1]", {"const": [1]}, [1]),
         ("not json", {"type": "object"}, "not json"),
         ("(1, 2)", {"type": "array"}, [1, 2]),
         ("'\\d'", {"type": "array"}, "'\\d'"),
@@ -96,7 +106,7 @@ def test_of_a_parameter_that_comes_twice_the_first_counts() -> None:
         ('{"name": "f", "arguments": {"p": "two\nlines\tand \\d"}}', {"p": "two\nlines\tand \\d"}),
         ('{"name": "f", "arguments": {"p": "he said "yes" to me"}}', {"p": 'he said "yes" to me'}),
         ('{"name": "f", "arguments": {"p": True, "q": None, "r": [1, 2,],}}', {"p": True, "q": None, "r": [1, 2]}),
-        ('{"name": "f", "arguments": {"p": Oslo, "q": 1e999}}', {"p": "Oslo", "q": "1e999"}),
+        ('{"name": "f", "arguments": {"p": Oslo, "q": 1e999}}', {"p": "Oslo", "q": MOST}),
         ('{"name": "f", "arguments": {"p": 1}}}', {"p": 1}),
         ('{"name": "f", "arguments": {"p": 1', {"p": 1}),
         ('{"name": "f", "arguments": {"p": [1, {"q": "r', {"p": [1, {"q": "r\n"}]}),
@@ -150,7 +160,9 @@ def test_json_nested_too_deeply_is_closed() -> None:
         ("0.12345678901234567890123", "0.12345678901234567890123"),
         ("9" * 4097, '"' + "9" * 4097 + '"'),
         ("1" * 9000, '"' + "1" * 9000 + '"'),
-        ("1e999", '"1e999"'),
+        ("1e999", str(MOST)),
+        ("-40e100999", str(-MOST)),
+        ("1e-999", "1e-999"),
         ("NaN", '"NaN"'),
         ("-Infinity", '"-Infinity"'),
         ("007", '"007"'),

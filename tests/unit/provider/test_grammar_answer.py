@@ -195,6 +195,7 @@ def test_a_pattern_of_a_text_holds_as_json_schema_has_it(pattern: str, matching:
         ({"type": "object", "properties": {}, "required": ["a"]}, "", "p.required"),
         ({"type": "object", "properties": {"a>b": {}}}, "", "p.properties"),
         ({"type": "object", "properties": {"a": {"enum": ["x", 1]}}}, "a", "p.properties.a.enum"),
+        ({"type": "object", "properties": {"a": {"const": 1}}}, "a", "p.properties.a.const"),
         ({"type": "object", "properties": {"a": {"enum": ["</parameter>"]}}}, "a", "p.properties.a.enum"),
         ({"type": "object", "properties": {"a": {"allOf": [{"type": "string"}]}}}, "a", "p.properties.a"),
         (

@@ -14,6 +14,7 @@ from provider.api.output import CallArguments, CallBegun, Content, OutputParser
 from provider.api.prompt import ChatPrompt
 from provider.grammar.checking import check
 from provider.grammar.guide import allowed
+from provider.grammar.local_names import by_pointers
 from tests.fixtures.grammars import TOKENIZER, VOCAB_SIZE, guide_of
 from tests.soak import examples
 
@@ -27,9 +28,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "where": {"$ref": "#/$defs/Where"},
             "kind": {"anyOf": [{"type": "string", "enum": ["new", "old"]}, {"type": "null"}]},
             "code": {"type": "string", "pattern": "^[a-z]{1,4}$"},
+            "level": {"$ref": "#level"},
+            "version": {"const": 1},
+            "rate": {"type": "number"},
         },
-        "required": ["query", "count", "kind"],
+        "required": ["query", "count", "kind", "level", "version"],
         "$defs": {
+            "Level": {"$anchor": "level", "enum": [1, 2.5]},
             "Where": {
                 "type": "object",
                 "properties": {
@@ -37,7 +42,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "name": {"type": "string", "maxLength": 4},
                 },
                 "required": ["name"],
-            }
+            },
         },
     },
     "stop": {"type": "object", "properties": {}},
@@ -72,7 +77,8 @@ def test_whatever_the_rules_allow_is_read_as_calls_that_fit_their_schemas(markup
     text = said(grammar, random)
     if text is None:
         return
-    parser = OutputParser(False, SCHEMAS, lambda: "id")
+    known = {name: by_pointers(schema) for name, schema in SCHEMAS.items()}
+    parser = OutputParser(False, known, lambda: "id")
     pieces = [piece for char in text for piece in parser.push(char)] + parser.finish(cut=False)
     assert not [piece for piece in pieces if isinstance(piece, Content)]
     begun = [piece for piece in pieces if isinstance(piece, CallBegun)]
