@@ -9,11 +9,19 @@ MAX_BRACKETS = 500_000
 text with so many is longer than any context."""
 
 
+MAX_COMMAS = 1_000_000
+"""Of a body, whose members nobody else's request shall wait for; as token ids, or as text, it is as long as the longest
+contexts."""
+
+
 def too_complex(body: bytes) -> Failure | None:
-    """Brackets inside strings count too: to tell them apart, the body would have to be read."""
-    if body.count(b"[") + body.count(b"{") <= MAX_BRACKETS:
+    """What is inside strings counts too: to tell it apart, the body would have to be read."""
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        message = f"The body holds more than {MAX_BRACKETS} lists, objects, or opening brackets in its text."
+    elif body.count(b",") > MAX_COMMAS:
+        message = f"The body holds more than {MAX_COMMAS} members of lists and objects, or commas in its text."
+    else:
         return None
-    message = f"The body holds more than {MAX_BRACKETS} lists, objects, or opening brackets in its text."
     return invalid_request(message, code="body_too_complex")
 
 

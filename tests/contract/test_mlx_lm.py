@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models.activations import swiglu
+from mlx_lm.models.activations import precise_swiglu, swiglu
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
@@ -26,6 +26,7 @@ from tests.test_imports import imports
 BACKEND = Path(__file__).parents[2] / "provider" / "backends" / "mlx"
 
 USED = {
+    ("mlx_lm.models.activations", "precise_swiglu"),
     ("mlx_lm.models.activations", "swiglu"),
     ("mlx_lm.models.base", "create_causal_mask"),
     ("mlx_lm.models.cache", "KVCache"),
@@ -98,6 +99,14 @@ def test_the_gated_delta_update_takes_and_returns_a_float32_state() -> None:
     y, state = gated_delta_update(q, k, v, gate, gate, mx.zeros(4), mx.ones(4), mx.zeros((2, 4, 32, 32)))
     assert y.shape == (2, 3, 4, 32)
     assert (state.shape, state.dtype) == ((2, 4, 32, 32), mx.float32)
+
+
+def test_the_precise_product_with_a_gate_is_rounded_once() -> None:
+    x, gate = (mx.random.normal((2, 8)).astype(mx.bfloat16) for _ in range(2))
+    wide = nn.silu(gate.astype(mx.float32)) * x.astype(mx.float32)
+    product = precise_swiglu(x, gate, x)
+    assert product.dtype == mx.bfloat16
+    assert mx.allclose(product.astype(mx.float32), wide, rtol=2**-8)
 
 
 def test_the_decay_of_a_step_is_one_number_per_head() -> None:
