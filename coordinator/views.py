@@ -1,7 +1,9 @@
 """All providers as they are known, and beside each view its rows for routing, kept up to date as views change."""
 
+import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +37,10 @@ class Views(Mapping[str, ProviderView]):
         self._machine_rows: dict[str, int] = {}
         self._free_rows: list[int] = []
         self._models: dict[str, Places] = {}
+        self._here: Counter[str] = Counter()
+        """By model, how many advertise it who are connected."""
+        self._sorted: dict[str, list[str]] = {}
+        """What is told of the models' names, until they are others."""
         self._estimator = Estimator(MemoryTables({}, {}))
         self._listeners: list[Callable[[str], None]] = []
 
@@ -55,6 +61,8 @@ class Views(Mapping[str, ProviderView]):
         if former is None or _moved(former, view):
             self._machines.set(self._machine_rows[provider_id], machine(view, self._estimator.tables))
         self._leave(former, view)
+        if former is None or former.connected is not view.connected or former.models is not view.models:
+            self._count_here(former, view)
         for model in _changed(former, view):
             self._renew(model, view)
         self._tell(provider_id)
@@ -64,6 +72,7 @@ class Views(Mapping[str, ProviderView]):
         self._free_rows.append(self._machine_rows.pop(provider_id))
         for model in view.models:
             self._remove(model, provider_id)
+        self._count_here(view, None)
         self._tell(provider_id)
 
     def copied(self) -> dict[str, ProviderView]:
@@ -76,13 +85,25 @@ class Views(Mapping[str, ProviderView]):
 
     @property
     def models(self) -> list[str]:
-        """What anybody listed advertises."""
-        return sorted(self._models)
+        """What anybody listed advertises. Not to be changed."""
+        return self._in_order("listed", self._models)
 
     @property
     def present(self) -> list[str]:
-        """Of those, what anybody advertises who is connected."""
-        return [model for model in self.models if self._here(model)]
+        """Of those, what anybody advertises who is connected. Not to be changed."""
+        return self._in_order("here", self._here)
+
+    def most_served(self, most: int) -> list[str]:
+        """So many of the models, those that the most providers advertise."""
+        if len(self._models) <= most:
+            return self.models
+        return heapq.nlargest(most, self._models, key=lambda model: len(self._models[model].ids))
+
+    def context_length(self, model: str) -> int | None:
+        """The longest that anybody listed has for it; None where nobody knows."""
+        places = self._models.get(model)
+        lengths = [] if places is None else [self._views[one].models[model].context_length for one in places.ids]
+        return max(lengths, default=0) or None
 
     def seen(self, model: str, tables: MemoryTables) -> Seen | None:
         """None where nobody advertises it."""
@@ -97,13 +118,24 @@ class Views(Mapping[str, ProviderView]):
         places = self._models[model]
         return places.told[: len(places.ids)]
 
-    def told_of(self, model: str, provider_id: str) -> int:
-        places = self._models[model]
-        return int(places.told[places.rows[provider_id]])
+    def told_of(self, model: str, provider_id: str) -> int | None:
+        """None where it does not serve that model any more."""
+        places = self._models.get(model)
+        row = None if places is None else places.rows.get(provider_id)
+        return None if places is None or row is None else int(places.told[row])
 
-    def _here(self, model: str) -> bool:
-        machines = Machines(self._machines, self._models[model].machine_rows)
-        return bool(machines.connected.any())
+    def _in_order(self, which: str, models: Iterable[str]) -> list[str]:
+        if which not in self._sorted:
+            self._sorted[which] = sorted(models)
+        return self._sorted[which]
+
+    def _count_here(self, former: ProviderView | None, view: ProviderView | None) -> None:
+        self._here.update(list(view.models) if view is not None and view.connected else [])
+        for model in former.models if former is not None and former.connected else ():
+            self._here[model] -= 1
+            if not self._here[model]:
+                del self._here[model]
+        self._sorted.pop("here", None)
 
     def _tell(self, provider_id: str) -> None:
         for listener in self._listeners:
@@ -135,11 +167,13 @@ class Views(Mapping[str, ProviderView]):
         places.remove(provider_id)
         if not places.ids:
             del self._models[model]
+            self._sorted.pop("listed", None)
 
     def _renew(self, model: str, view: ProviderView) -> None:
         places = self._models.get(model)
         if places is None:
             places = self._models[model] = Places()
+            self._sorted.pop("listed", None)
         row = place(view, view.models[model], self._estimator)
         places.set(view.provider_id, self._machine_rows[view.provider_id], row)
 

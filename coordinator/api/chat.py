@@ -17,11 +17,9 @@ from coordinator.api.relay import Relay
 from coordinator.job import Job
 from coordinator.store.records import Token, TokenKind
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
-from provider.api.wire import invalid_request
+from provider.api.wire import invalid_request, wrong_model
 
 router = APIRouter()
-LONGEST_NAME = 1024
-"""Of a model: it is logged, and told in refusals."""
 Caller = Annotated[Token, Depends(requires(TokenKind.API))]
 SHAPE = {
     "type": "object",
@@ -59,10 +57,9 @@ async def generate(request: Request, caller: Caller) -> Response:
 
 def _model(body: dict[str, Any]) -> str:
     model = body.get("model")
-    if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME:
-        message = f"`model` must be the name of a model, of {LONGEST_NAME} characters at most."
-        raise Refusal(invalid_request(message, "model"))
-    return model
+    if (failure := wrong_model(model)) is not None:
+        raise Refusal(failure)
+    return str(model)
 
 
 def _stream(body: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from coordinator.estimates import Ratio, most_tokens, prompts_of, tokens
 from coordinator.job import Job
 from coordinator.limits import Exceeded, RateLimits, Standing
 from coordinator.store.records import Token
-from provider.api.wire import Failure
+from provider.api.wire import Failure, told_name
 
 UNITS = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
 
@@ -97,5 +97,5 @@ def _rate_limited(exceeded: Exceeded) -> Failure:
 
 def not_allowed(model: str) -> Failure:
     """The same whether or not anybody serves the model."""
-    message = f"This key may not use the model {model!r}: `GET /v1/models` lists those that it may."
+    message = f"This key may not use the model {told_name(model)}: `GET /v1/models` lists those that it may."
     return Failure(403, "permission_error", "model_not_allowed", message, "model")

@@ -18,7 +18,7 @@ Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 @router.get("/v1/models")
 async def models(request: Request, reader: Reader) -> dict[str, Any]:
-    return model_list([_listed(name) for name in _known(request, reader)], request.headers)
+    return model_list([_listed(request, name) for name in _known(request, reader)], request.headers)
 
 
 @router.get("/v1/models/{model:path}")
@@ -29,7 +29,7 @@ async def model(request: Request, model: str, reader: Reader) -> dict[str, Any]:
     if model not in _known(request, reader):
         present = services_of(request).hub.views.present
         raise Refusal(not_served(model, (name for name in present if reader.limits.allow(name))))
-    return model_object(_listed(model), request.headers)
+    return model_object(_listed(request, model), request.headers)
 
 
 def _known(request: Request, reader: Token) -> list[str]:
@@ -37,6 +37,6 @@ def _known(request: Request, reader: Token) -> list[str]:
     return [name for name in services_of(request).dispatcher.models() if reader.limits.allow(name)]
 
 
-def _listed(name: str) -> ListedModel:
+def _listed(request: Request, name: str) -> ListedModel:
     """A fleet has no one time at which a model was made."""
-    return ListedModel(name, "darkbloom")
+    return ListedModel(name, "darkbloom", context_length=services_of(request).hub.views.context_length(name))

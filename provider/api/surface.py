@@ -15,7 +15,7 @@ import msgspec
 from provider.api.job import Job, Origin, new_id
 from provider.api.jobs import JOBS
 from provider.api.translation import Chunk as ChunkData
-from provider.api.wire import Failure, internal_error, invalid_request
+from provider.api.wire import Failure, internal_error, invalid_request, wrong_model
 from provider.errors import RequestFailed
 from provider.generation import Delta, Finished, GenerationRequest, Notice, Serving
 from provider.grammar.sandbox import Sandbox
@@ -180,10 +180,9 @@ class Answer:
 
 def _model_id(body: Mapping[str, Any]) -> str:
     model_id = body.get("model")
-    if not isinstance(model_id, str):
-        message = "model: the name of a model is required."
-        raise RequestFailed(invalid_request(message, "model", "missing_required_parameter"))
-    return model_id
+    if (failure := wrong_model(model_id)) is not None:
+        raise RequestFailed(failure)
+    return str(model_id)
 
 
 def _prepared(job_of: Callable[[Mapping[str, Any], Origin], Job], body: Mapping[str, Any], origin: Origin) -> Job:

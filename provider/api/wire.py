@@ -9,6 +9,9 @@ from typing import Any
 
 MAX_BODY_BYTES = 16 * 2**20
 """Largest request body (413 beyond it)."""
+MAX_MODEL_NAME = 1024
+"""Characters; a model may be named by its path."""
+MAX_TOLD_NAME = 100
 
 DONE = b"data: [DONE]\n\n"
 
@@ -59,9 +62,23 @@ def context_exceeded(n_prompt_tokens: int, n_ctx: int, message: str | None = Non
     return Failure(400, "exceed_context_size_error", "context_length_exceeded", said, detail=detail)
 
 
+def wrong_model(model: object) -> Failure | None:
+    """Of the name of a model in a body; both servers say the same of it."""
+    if model is None:
+        return invalid_request("model: the name of a model is required.", "model", "missing_required_parameter")
+    if isinstance(model, str) and 0 < len(model) <= MAX_MODEL_NAME:
+        return None
+    return invalid_request(f"model: must be the name of a model, of 1 to {MAX_MODEL_NAME} characters.", "model")
+
+
+def told_name(name: str) -> str:
+    """As a message repeats what a client has sent."""
+    return repr(name if len(name) <= MAX_TOLD_NAME else f"{name[:MAX_TOLD_NAME]}...")
+
+
 def model_not_found(model: str, known: list[str]) -> Failure:
     names = ", ".join(known) or "none"
-    message = f"The model {model!r} is not served here. Served: {names}."
+    message = f"The model {told_name(model)} is not served here. Served: {names}."
     return Failure(404, "invalid_request_error", "model_not_found", message, "model")
 
 

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.api.body import parse_object
+from coordinator.api.chat import _model
 from coordinator.api.errors import Refusal
+from coordinator.api.limited import not_allowed
+from provider.api.surface import _model_id
+from provider.api.wire import model_not_found
+from provider.errors import RequestFailed
 
 TEXT = st.text(st.characters(codec="utf-8"))
 LEAF = st.none() | st.booleans() | st.integers() | TEXT
@@ -39,3 +44,28 @@ def test_what_could_not_be_sent_on_is_refused(body: str) -> None:
 
 def test_a_whole_pair_passes() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        ({}, "missing_required_parameter"),
+        ({"model": None}, "missing_required_parameter"),
+        ({"model": 3}, "invalid_value"),
+        ({"model": ["demo"]}, "invalid_value"),
+        ({"model": ""}, "invalid_value"),
+        ({"model": "m" * 1025}, "invalid_value"),
+    ],
+)
+def test_both_servers_say_the_same_of_the_name_of_a_model(model: dict[str, Any], code: str) -> None:
+    with pytest.raises(RequestFailed) as local:
+        _model_id(model)
+    with pytest.raises(Refusal) as fleet:
+        _model(model)
+    assert local.value.failure == fleet.value.failure
+    assert (fleet.value.failure.status, fleet.value.failure.code, fleet.value.failure.param) == (400, code, "model")
+
+
+def test_a_long_name_is_not_repeated_in_full() -> None:
+    for failure in (model_not_found("m" * 1000, []), not_allowed("m" * 1000)):
+        assert len(failure.message) < 300

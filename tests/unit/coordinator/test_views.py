@@ -72,6 +72,17 @@ def test_a_beat_renews_what_it_brings_and_what_it_no_longer_names() -> None:
     assert known.models == [MODEL, "other"]
 
 
+def test_a_models_context_is_the_longest_that_is_known() -> None:
+    known = listed(
+        view("p1", models={MODEL: advert(context_length=0), "other": advert("other", context_length=0)}),
+        view("p2", models={MODEL: advert(context_length=2048)}),
+        view("p3", models={MODEL: advert(context_length=8192)}),
+    )
+    assert [known.context_length(name) for name in (MODEL, "other", "nobody's")] == [8192, None, None]
+    del known["p3"]
+    assert known.context_length(MODEL) == 2048
+
+
 def test_other_tables_make_other_estimates() -> None:
     """Of a provider that tells no reserve of its own: in a GiB, the room that 12 000 tokens need."""
     untold = memory(activation_reserve_bytes=None, effective_cap_bytes=0, free_for_load_bytes=None)
