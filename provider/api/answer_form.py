@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from provider.api.parameter_types import is_text, types_of
 from provider.api.prompt import ChatPrompt
-from provider.api.wire import invalid_request
+from provider.api.wire import invalid_request, told_name
 from provider.errors import RequestFailed, SchemaRefused
 from provider.grammar.answer import Calls, Thinking, answer_grammar
 from provider.grammar.json_schema import Check, Schema, usable
@@ -27,12 +27,13 @@ class Choice(Enum):
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """`name`: that tool, once. `several`: more than one call in an answer; `place`: of the choice in the request.
-    `allowed`: no tools but these, each with its own place in the request."""
+    `allowed`: no tools but these, each with its own place in the request; `name_place`: of `name`."""
 
     choice: Choice = Choice.AUTO
     name: str | None = None
     several: bool = True
     place: str = "tool_choice"
+    name_place: str = "tool_choice.name"
     allowed: Mapping[str, str] | None = None
 
 
@@ -98,25 +99,29 @@ def _calls(form: Form, value: Schema | None, markup: Markup, check: Check) -> Ca
 def _chosen(form: Form) -> Sequence[Offered]:
     choice = form.choice
     if not form.tools:
-        raise SchemaRefused(choice.place, "a tool has to be called, and `tools` names none")
+        _refuse(choice.place, "a tool has to be called, and `tools` names none")
     if choice.name is None:
         return _allowed(form)
     named = [tool for tool in form.tools if tool.name == choice.name]
     if not named:
-        raise SchemaRefused(choice.place, f"there is no tool {choice.name!r} in `tools`")
+        _refuse(choice.name_place, f"there is no tool {told_name(choice.name)} in `tools`")
     return named[:1]
 
 
 def _allowed(form: Form) -> Sequence[Offered]:
-    """Raises SchemaRefused for a tool that is allowed, and is not there."""
+    """Raises RequestFailed for a tool that is allowed, and is not there."""
     names = form.choice.allowed
     if names is None:
         return form.tools
     known = {tool.name for tool in form.tools}
     for name, place in names.items():
         if name not in known:
-            raise SchemaRefused(place, f"there is no tool {name!r} in `tools`")
+            _refuse(place, f"there is no tool {told_name(name)} in `tools`")
     return [tool for tool in form.tools if tool.name in names]
+
+
+def _refuse(place: str, reason: str) -> NoReturn:
+    raise RequestFailed(invalid_request(f"{place}: {reason}", place))
 
 
 def _tool(tool: Offered, markup: Markup, check: Check, lenient: bool) -> ToolSchema:

@@ -43,7 +43,7 @@ def _openai_choice(
     several = parallel is not False
     match choice:
         case NamedTool(function=function):
-            return ToolChoice(Choice.REQUIRED, function.name, several)
+            return ToolChoice(Choice.REQUIRED, function.name, several, name_place="tool_choice.function.name")
         case FlatNamedTool(name=name):
             return ToolChoice(Choice.REQUIRED, name, several)
         case AllowedTools(allowed_tools=allowed):

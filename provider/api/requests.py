@@ -296,11 +296,16 @@ def parse(shape: type[Body], body: Mapping[str, Any]) -> Body:
         raise RequestFailed(_failure(error)) from None
 
 
+OBJECT_WANTED = frozenset(["model_type", "model_attributes_type", "dict_type"])
+"""Errors whose own words are of Python."""
+
+
 def _failure(error: ValidationError) -> Failure:
     first = error.errors(include_url=False, include_input=False)[0]
     param = first.get("ctx", {}).get("field") or _path(first["loc"])
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return invalid_request(f"{param}: {first['msg']}", param, code)
+    message = "must be an object" if first["type"] in OBJECT_WANTED else first["msg"]
+    return invalid_request(f"{param}: {message}", param, code)
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -62,6 +62,10 @@ def _named(path_or_id: str) -> ResolvedModel | None:
     """The bundled model or a directory; None for the form of a hub id. Raises ModelNotFound for anything else."""
     if path_or_id == BUNDLED_MODEL_ID:
         return ResolvedModel(BUNDLED_MODEL_ID, BUNDLED_MODEL_DIR)
+    if not path_or_id.strip():
+        raise ModelNotFound(
+            f"no model is named: pass the directory of a model, an id such as org/name, or {BUNDLED_MODEL_ID}."
+        )
     path = Path(os.path.abspath(Path(path_or_id).expanduser()))
     if path.exists():
         return _from_directory(path)

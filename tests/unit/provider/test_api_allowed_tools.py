@@ -86,6 +86,8 @@ def test_one_call_of_those_that_are_allowed_where_no_more_are_wanted(path: str) 
         (CHATS, allowed(CHATS, "auto", "f", "x"), "tool_choice.allowed_tools.tools[1].function.name"),
         (CHATS, allowed(CHATS, "required", "x"), "tool_choice.allowed_tools.tools[0].function.name"),
         (RESPONSES, allowed(RESPONSES, "auto", "x"), "tool_choice.tools[0].name"),
+        (CHATS, {"type": "function", "function": {"name": "x"}}, "tool_choice.function.name"),
+        (RESPONSES, {"type": "function", "name": "x" * 500}, "tool_choice.name"),
         (CHATS, allowed(CHATS, "auto"), "tool_choice"),
         (CHATS, allowed(CHATS, "none", "f"), "tool_choice"),
         (CHATS, allowed(RESPONSES, "auto", "f"), "tool_choice"),
@@ -97,7 +99,9 @@ def test_one_call_of_those_that_are_allowed_where_no_more_are_wanted(path: str) 
 def test_a_choice_that_cannot_be_is_refused_by_name(path: str, choice: Any, param: str) -> None:
     with pytest.raises(RequestFailed) as caught:
         asked(path, choice)
-    assert (caught.value.failure.status, caught.value.failure.param) == (400, param)
+    failure = caught.value.failure
+    assert (failure.status, failure.code, failure.param) == (400, "invalid_value", param)
+    assert len(failure.message) < 400
 
 
 def test_a_form_and_some_of_the_tools() -> None:

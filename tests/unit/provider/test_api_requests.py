@@ -83,6 +83,12 @@ def test_what_has_no_effect_is_checked_too(fields: dict[str, Any], param: str) -
     assert refusal(chat, **fields).param == param
 
 
+def test_what_is_no_object_is_told_without_names_of_ours() -> None:
+    for fields in ({"response_format": 3}, {"tools": ["x"]}, {"messages": [3]}, {"metadata": 3}, {"logit_bias": []}):
+        failure = refusal(chat, **fields)
+        assert failure.message == f"{failure.param}: must be an object"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -53,6 +53,12 @@ def test_what_is_neither_a_directory_nor_an_id_is_refused_offline(text: str, tmp
         resolve_model(text or str(tmp_path), {"HF_HUB_CACHE": str(tmp_path)}, refuse)
 
 
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_no_name_is_not_the_working_directory(nothing: str) -> None:
+    with pytest.raises(ModelNotFound, match="no model is named"):
+        resolve_model(nothing, {}, refuse)
+
+
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         resolve_model(str(tmp_path), {}, refuse)
