@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from coordinator.api.errors import Refusal, body_too_large
-from provider.api.decoding import too_complex, uncollected
+from provider.api.decoding import too_complex, uncollected, unreadable_number
 from provider.api.wire import MAX_BODY_BYTES, invalid_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -84,6 +84,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         if HALF_A_PAIR.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
+        if (wrong := unreadable_number(body)) is not None:
+            raise Refusal(wrong) from None
         raise Refusal(invalid_request(f"The body is not valid JSON: {error}", code="invalid_json")) from None
     if not isinstance(value, dict):
         raise Refusal(invalid_request("The body must be a JSON object.", code="invalid_json"))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from provider.api.decoding import too_complex, uncollected
+from provider.api.decoding import too_complex, uncollected, unreadable_number
 from provider.api.wire import MAX_BODY_BYTES, Failure, invalid_request
 from provider.errors import RequestFailed
 
@@ -56,6 +56,8 @@ def _decoded(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise RequestFailed(invalid_request("The body is nested too deeply.", code="invalid_json")) from None
     except (msgspec.MsgspecError, ValueError) as error:
+        if (wrong := unreadable_number(body)) is not None:
+            raise RequestFailed(wrong) from None
         raise RequestFailed(invalid_request(f"The body is not valid JSON: {error}", code="invalid_json")) from None
     if not isinstance(value, dict):
         raise RequestFailed(invalid_request("The body must be a JSON object.", code="invalid_json"))

@@ -1,8 +1,11 @@
 """Reads what a client has sent; standard library only, for both servers."""
 
 import gc
+import json
+import math
+from typing import Any
 
-from provider.api.wire import Failure, invalid_request
+from provider.api.wire import MAX_TOLD_NAME, Failure, invalid_request
 
 MAX_BRACKETS = 500_000
 """Opening brackets of a body. Every list and object costs ten times what its bytes do, in each place that looks at it;
@@ -23,6 +26,46 @@ def too_complex(body: bytes) -> Failure | None:
     else:
         return None
     return invalid_request(message, code="body_too_complex")
+
+
+MAX_DIGITS = 4300
+"""Of an integer, in both servers' readers of JSON."""
+_LOST = object()
+
+
+def unreadable_number(body: bytes) -> Failure | None:
+    """Of a body that could not be read, where that is the fault of a number: names its field."""
+    try:
+        with uncollected():
+            value = json.loads(body, parse_int=_digits, parse_float=_double)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict | list):
+        return None
+    todo: list[tuple[Any, str]] = [(value, "")]
+    while todo:
+        one, place = todo.pop()
+        for step, member in one.items() if isinstance(one, dict) else enumerate(one):
+            if member is not _LOST and not isinstance(member, dict | list):
+                continue
+            where = f"{place}[{step}]" if isinstance(step, int) else f"{place}.{step[:MAX_TOLD_NAME]}"
+            if member is _LOST:
+                return _unreadable(where.removeprefix("."))
+            todo.append((member, where))
+    return None
+
+
+def _unreadable(param: str) -> Failure:
+    why = f"a number of more than {MAX_DIGITS} digits, or beyond what a double can hold, cannot be read"
+    return invalid_request(f"{param}: {why}.", param, "invalid_json")
+
+
+def _digits(text: str) -> object:
+    return _LOST if len(text.removeprefix("-")) > MAX_DIGITS else 0
+
+
+def _double(text: str) -> object:
+    return _LOST if math.isinf(float(text)) else 0
 
 
 class uncollected:

@@ -9,6 +9,7 @@ from coordinator.api.body import parse_object
 from coordinator.api.chat import _model
 from coordinator.api.errors import Refusal
 from coordinator.api.limited import not_allowed
+from provider.api.body import _decoded
 from provider.api.surface import _model_id
 from provider.api.wire import model_not_found
 from provider.errors import RequestFailed
@@ -69,3 +70,22 @@ def test_both_servers_say_the_same_of_the_name_of_a_model(model: dict[str, Any],
 def test_a_long_name_is_not_repeated_in_full() -> None:
     for failure in (model_not_found("m" * 1000, []), not_allowed("m" * 1000)):
         assert len(failure.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"x": [{"y": %s}]}' % ("1" * 5000), "x[0].y"),
+        ('{"x": -%s}' % ("1" * 5000), "x"),
+        ('{"a": 1, "x": [0.5, 1e999]}', "x[1]"),
+        ('{"x": NaN}', None),
+        ('{"x": ', None),
+    ],
+)
+def test_both_servers_name_the_number_that_cannot_be_read(body: str, param: str | None) -> None:
+    with pytest.raises(RequestFailed) as local:
+        _decoded(body.encode())
+    with pytest.raises(Refusal) as fleet:
+        parse_object(body.encode())
+    for failure in (local.value.failure, fleet.value.failure):
+        assert (failure.status, failure.code, failure.param) == (400, "invalid_json", param)
