@@ -9,6 +9,8 @@ from coordinator.store.records import JobOutcome, Usage
 from provider.api.wire import Failure
 from provider.protocol import InferenceChunk
 
+FAULTS_OF_REQUESTS = frozenset([400, 404, 413])
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -87,8 +89,8 @@ def outcome(result: Done | Failure | None) -> JobOutcome:
             return JobOutcome.CANCELLED
         case Done():
             return JobOutcome.COMPLETED
-        case Failure():
-            return JobOutcome.FAILED
+        case Failure(status=status):
+            return JobOutcome.REFUSED if status in FAULTS_OF_REQUESTS else JobOutcome.FAILED
 
 
 def _count(value: object) -> int | None:

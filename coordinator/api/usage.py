@@ -74,6 +74,7 @@ def _shown(one: UsageSum, by: list[Grouping]) -> dict[str, Any]:
         "requests": one.requests,
         "completed": one.completed,
         "failed": one.failed,
+        "refused": one.refused,
         "cancelled": one.cancelled,
         "prompt_tokens": one.prompt_tokens,
         "completion_tokens": one.completion_tokens,

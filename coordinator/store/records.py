@@ -18,6 +18,8 @@ class TokenKind(StrEnum):
 class JobOutcome(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
+    REFUSED = "refused"
+    """What was asked for could not be had of anybody: the fault of the request."""
     CANCELLED = "cancelled"
     """The client went away."""
 
@@ -157,6 +159,7 @@ class UsageSum:
     requests: int
     completed: int
     failed: int
+    refused: int
     cancelled: int
     prompt_tokens: int
     completion_tokens: int

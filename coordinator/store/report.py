@@ -44,7 +44,17 @@ async def usage(
     ]
 
 
-COUNTS = ("requests", "completed", "failed", "cancelled", "prompt_tokens", "completion_tokens", "parks", "recomputes")
+COUNTS = (
+    "requests",
+    "completed",
+    "failed",
+    "refused",
+    "cancelled",
+    "prompt_tokens",
+    "completion_tokens",
+    "parks",
+    "recomputes",
+)
 
 
 def _sums() -> list[ColumnElement[Any]]:

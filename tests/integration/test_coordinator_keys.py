@@ -270,6 +270,7 @@ def test_usage_is_reported_by_key_model_and_day(postgres: str) -> None:
                     used(4, two, "a", 2, JobOutcome.CANCELLED),
                     used(5, 10**9, "a", 2),
                     used(6, one, "a", 90),
+                    used(7, one, "a", 90, JobOutcome.REFUSED),
                 ]
             )
             await store.close()
@@ -299,7 +300,7 @@ def test_usage_is_reported_by_key_model_and_day(postgres: str) -> None:
             upto = (now - timedelta(days=3)).isoformat()
             assert (await report(to=upto, group="day"))["data"] == []
             long_ago = await report(**{"from": "2000-01-01", "to": upto, "group": "key"})
-            assert [(each["key"], each["requests"]) for each in long_ago["data"]] == [(one, 1)]
+            assert [(each["key"], each["requests"], each["refused"]) for each in long_ago["data"]] == [(one, 2, 1)]
 
     asyncio.run(scene())
 

@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.job import Done, Job, Progress, outcome
 from coordinator.store.records import JobOutcome
-from provider.api.wire import internal_error
+from provider.api.wire import Failure, internal_error, invalid_request, model_not_found, queue_full, unavailable
 from provider.protocol import InferenceChunk
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
@@ -51,6 +51,20 @@ def test_without_a_count_what_was_delivered_is_billed() -> None:
 @pytest.mark.parametrize("odd", [{"prompt_tokens": "7"}, {"prompt_tokens": -1}, {"prompt_tokens": 2**70}, {}])
 def test_a_count_that_is_none_is_not_stored(odd: dict[str, Any]) -> None:
     assert Progress(attempts=1, usage=odd).bill(job(), Done(None), NOW).prompt_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (invalid_request("no"), JobOutcome.REFUSED),
+        (model_not_found("m", []), JobOutcome.REFUSED),
+        (queue_full("wait"), JobOutcome.FAILED),
+        (unavailable("later"), JobOutcome.FAILED),
+        (internal_error("lost"), JobOutcome.FAILED),
+    ],
+)
+def test_a_request_at_fault_is_refused_and_has_not_failed(failure: Failure, expected: JobOutcome) -> None:
+    assert outcome(failure) is expected
 
 
 def test_a_client_that_went_away_has_cancelled() -> None:
