@@ -194,7 +194,7 @@ def test_a_fleet_without_the_model_answers_in_anthropics_form(postgres: str) -> 
             other = await client.post(RESPONSES, json=BODIES[RESPONSES])
         for answer, status, kind, code in (
             (missing, 404, "not_found_error", "model_not_found"),
-            (unnamed, 400, "invalid_request_error", "invalid_value"),
+            (unnamed, 400, "invalid_request_error", "missing_required_parameter"),
             (unknown, 401, "authentication_error", "invalid_api_key"),
             (large, 413, "request_too_large", "body_too_large"),
         ):
