@@ -75,13 +75,14 @@ def reserve(view: ProviderView, tables: MemoryTables, asked: Iterable[str] = ())
     return Reserve(max(told, _reserve_of_release(view, asked, tables)), reported=True)
 
 
-def plan(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> Plan:
-    """Of loading that model, which the provider need not advertise yet."""
+def plan(view: ProviderView, ad: ModelAd, tables: MemoryTables, known: Reserve | None = None) -> Plan:
+    """Of loading that model, which the provider need not advertise yet. `known`: `reserve` of one that does, for
+    whoever asks about all of its models."""
     full_context = sequence_bytes(ad.context_length, ad.state_bytes, ad.kv_bytes_per_token)
     slot = view.slots.get(ad.id)
     concurrent = CONCURRENT if slot is None else slot.max_concurrency or CONCURRENT
     minimum = minimum_serviceable_kv(full_context, concurrent) if ad.kv_bytes_per_token else GIB
-    needed = reserve(view, tables, [ad.id]).activation_reserve_bytes
+    needed = (known or reserve(view, tables, [ad.id])).activation_reserve_bytes
     told = None if view.memory is None else _bytes(view.memory.effective_cap_bytes)
     cap = effective_cap(view.hardware.memory_bytes, OPERATOR_RESERVE_BYTES) if told is None else told
     return Plan(required_for_load(Charge(ad.size_bytes), needed, minimum), cap)
@@ -110,15 +111,15 @@ def post_load_tokens(cap_bytes: int, weight_bytes: int, floor_bytes: int, kv_byt
     return max(0, cap_bytes - weight_bytes - floor_bytes) // kv_bytes_per_token
 
 
-def token_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int | None:
+def token_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables, known: Reserve | None = None) -> int | None:
     """Positions that all sequences of a model may have together: as its slot reports, or as they would be after a
-    load. 0 is a known zero; None is unknown."""
+    load. 0 is a known zero; None is unknown. `known`: `reserve` of the provider."""
     slot = view.slots.get(ad.id)
     if slot is not None and slot.tokens_max:
         return slot.tokens_max
     if slot is not None and (loaded(slot) or slot.state == "failed"):
         return 0 if known_zero(slot) else None
-    return _estimated_budget(view, ad, tables)
+    return _estimated_budget(view, ad, tables, known)
 
 
 def known_zero(slot: Slot | None) -> bool:
@@ -201,10 +202,10 @@ def reserve_alone(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int:
     return _reserve_of_release(view, [ad.id], tables)
 
 
-def _estimated_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> int | None:
+def _estimated_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables, known: Reserve | None) -> int | None:
     if not estimable(view, ad):
         return None
-    floor = min(reserve_alone(view, ad, tables), reserve(view, tables).activation_reserve_bytes)
+    floor = min(reserve_alone(view, ad, tables), (known or reserve(view, tables)).activation_reserve_bytes)
     return post_load_tokens(
         cap_estimate(view), resident_weights(view.version, ad, tables), floor, ad.kv_bytes_per_token
     )
@@ -212,8 +213,14 @@ def _estimated_budget(view: ProviderView, ad: ModelAd, tables: MemoryTables) -> 
 
 def _reserve_of_release(view: ProviderView, ids: Iterable[str], tables: MemoryTables) -> int:
     """A model that sees images has no measured floor: what its tower takes rides the reserve."""
-    seeing = {ad.id for ad in view.models.values() if ad.vision}
-    return reserve_of_release(view.version, ids, {id: one for id, one in tables.floors.items() if id not in seeing})
+    ids = tuple(ids)
+    measured = {id: tables.floors[id] for id in ids if id in tables.floors and not _sees(view, id)}
+    return reserve_of_release(view.version, ids, measured)
+
+
+def _sees(view: ProviderView, model: str) -> bool:
+    ad = view.models.get(model)
+    return ad is not None and ad.vision
 
 
 def resident_weights(version: str, ad: ModelAd, tables: MemoryTables) -> int:

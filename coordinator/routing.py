@@ -33,6 +33,8 @@ __all__ = [
 TIE_SHARE = 0.1
 """Costs as near as this to the least are the same: no prediction is better."""
 TIE_MS = 1.0
+MOST_GATED = 256
+"""Models that are told of at each scrape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,10 @@ def reasons(
 
 
 def gated(views: Views, now_s: float, timings: Timings, tables: MemoryTables) -> dict[tuple[str, Reason], int]:
-    """By model and reason, how many of those who serve it could not take an ordinary request."""
+    """By model and reason, how many of those who serve it could not take an ordinary request: of the models that the
+    most providers serve, for every one takes its time."""
     counts: dict[tuple[str, Reason], int] = {}
-    for model in views.models:
+    for model in views.most_served(MOST_GATED):
         _, codes = reasons(Request(model, prompt_tokens=0), views, now_s, timings, tables)
         counts |= {(model, reason): count for reason, count in _counts(codes, len(codes)).items()}
     return counts

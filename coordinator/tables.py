@@ -4,7 +4,8 @@ import numpy as np
 
 from coordinator.columns import Floats, Machine, Place
 
-FIRST_ROWS = 16
+FIRST_ROWS = 2
+"""Most models of a large fleet have many providers; of names that only one has there may be thousands."""
 NEVER_TOLD = 255
 COLUMN = {name: number for number, name in enumerate(Machine._fields)}
 

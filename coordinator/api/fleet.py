@@ -1,7 +1,8 @@
 """GET /v1/fleet: what the coordinator knows of each provider, and why it is (not) routable."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -12,16 +13,18 @@ from coordinator import mirror, routing
 from coordinator.admission import Waiting
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
-from coordinator.api.slices import json_list, json_object, to_json
+from coordinator.api.slices import json_object, to_json
 from coordinator.breaker import BreakerState
 from coordinator.config import Timings
 from coordinator.details import detail
 from coordinator.fleet import Noted, Presence, ProviderView, presence
 from coordinator.gates import Codes
+from coordinator.mirror import Reserve
 from coordinator.reasons import REASONS, Reason
 from coordinator.routing import Request as Wanted
 from coordinator.services import Services
 from coordinator.store.records import MemoryTables, Token, TokenKind
+from coordinator.turns import Turns
 from provider.api.wire import Failure
 from provider.protocol import ModelAd
 
@@ -29,29 +32,34 @@ router = APIRouter()
 MOST_DECISIONS = 20
 MOST_NAMESAKES = 20
 """Told of in one message."""
+AT_ONCE = 256
+"""Models whose reasons are looked at in one turn of the event loop."""
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 
 @router.get("/v1/fleet")
 async def fleet(request: Request, _: Reader) -> Response:
-    """Of one moment, though it is written over several turns of the event loop."""
+    """Of one moment, though it is written over several turns of the event loop; but for the reasons of more models
+    than can be looked at in one."""
     services = services_of(request)
     async with services.explaining:
-        shown = Shown(services, time.monotonic(), services.hub.views.models)
+        turns, shown = Turns(), Shown(services, time.monotonic(), services.hub.views.most_served(AT_ONCE))
         waiting = [_waiting(one) for one in services.dispatcher.admission.waiting()]
-        providers = await json_list(list(services.hub.views.copied().values()), shown.provider)
-    answer = json_object(providers=providers, waiting=to_json(waiting).encode())
+        providers = [await shown.provider(view, turns) for view in services.hub.views.copied().values()]
+    answer = json_object(providers=b"[" + b",".join(providers) + b"]", waiting=to_json(waiting).encode())
     return Response(answer, media_type="application/json")
 
 
 @router.get("/v1/fleet/{provider}")
-async def one_provider(request: Request, provider: str, _: Reader) -> dict[str, Any]:
+async def one_provider(request: Request, provider: str, _: Reader) -> Response:
     """By id, or by name where only one has it. With the last decisions for it that were sampled."""
     services = services_of(request)
     view, now_s = provider_named(services, provider), time.monotonic()
     decisions = services.dispatcher.decisions.of(view.provider_id)[:MOST_DECISIONS]
-    shown = Shown(services, now_s, view.models).provider(view)
-    return {**shown, "decisions": [one.shown(now_s) for one in decisions]}
+    told = {"decisions": [one.shown(now_s) for one in decisions]}
+    async with services.explaining:
+        answer = await Shown(services, now_s, islice(view.models, AT_ONCE)).provider(view, Turns(), **told)
+    return Response(answer, media_type="application/json")
 
 
 def provider_named(services: Services, provider: str) -> ProviderView:
@@ -73,20 +81,35 @@ def provider_named(services: Services, provider: str) -> ProviderView:
 
 
 class Shown:
-    """The fleet at one moment, as far as it serves `models`."""
+    """The fleet at one moment: the reasons of `models` as of now, those of others as of when they are asked for."""
 
     def __init__(self, services: Services, now_s: float, models: Iterable[str]) -> None:
         self._services = services
         self._now_s = now_s
         self._reasons = {model: self._reasons_of(model) for model in models}
 
-    def provider(self, view: ProviderView) -> dict[str, Any]:
+    async def provider(self, view: ProviderView, turns: Turns, **more: Any) -> bytes:
+        """JSON, with `more` at its end."""
         timings, tables = self._services.settings.timings, self._services.reference.tables
-        reasons = {model: self._reason(model, view.provider_id) for model in view.models}
-        return provider_json(view, self._now_s, timings, tables, reasons)
+        known = mirror.reserve(view, tables)
+        models = []
+        for ad in view.models.values():
+            reason = self._reason(ad.id, view.provider_id)
+            models.append(to_json(_model(view, ad, self._now_s, tables, reason, known)))
+            await turns.taken()
+        told = {**provider_json(view, self._now_s, timings, known), **more}
+        return json_object(
+            **{name: to_json(value).encode() for name, value in told.items()},
+            models=f"[{','.join(models)}]".encode(),
+        )
 
     def _reason(self, model: str, provider_id: str) -> Reason | None:
+        """Of one that has left since, that it does not serve the model."""
+        if model not in self._reasons:
+            self._reasons[model] = self._reasons_of(model)
         rows, codes = self._reasons[model]
+        if provider_id not in rows:
+            return Reason.MODEL_NOT_SERVED
         code = int(codes[rows[provider_id]])
         return REASONS[code - 1] if code else None
 
@@ -98,10 +121,8 @@ class Shown:
         return {one: row for row, one in enumerate(ids)}, codes
 
 
-def provider_json(
-    view: ProviderView, now_s: float, timings: Timings, tables: MemoryTables, reasons: Mapping[str, Reason | None]
-) -> dict[str, Any]:
-    """`reasons`: for each model that it serves, why it would not be given a request now."""
+def provider_json(view: ProviderView, now_s: float, timings: Timings, known: Reserve) -> dict[str, Any]:
+    """All but its models."""
     return {
         "id": view.provider_id,
         "name": view.name,
@@ -113,13 +134,12 @@ def provider_json(
         "hardware": view.hardware.model_dump(),
         "thermal": view.thermal,
         "memory": None if view.memory is None else view.memory.model_dump(),
-        "reserve": _reserve(view, tables),
+        "reserve": _reserve(known),
         "stats": view.stats.model_dump(),
         "slots": [slot.model_dump() for slot in view.slots.values()],
         "drain_ordered": view.drain_ordered,
         "requests_held": len(view.holds) + len(view.counted),
         "parked": sum(slot.parked for slot in view.slots.values()),
-        "models": [_model(view, ad, now_s, tables, reasons[ad.id]) for ad in view.models.values()],
         "loads": [_noted(note, now_s) for note in view.loads.values()],
         "prefetches": [_noted(note, now_s) for note in view.prefetches.values()],
         "cooldowns": _cooldowns(view, now_s),
@@ -131,23 +151,23 @@ def _state(view: ProviderView, here: Presence) -> str:
     return "draining" if here is Presence.ALIVE and view.draining else here.value
 
 
-def _reserve(view: ProviderView, tables: MemoryTables) -> dict[str, Any]:
-    found = mirror.reserve(view, tables)
+def _reserve(found: Reserve) -> dict[str, Any]:
     source = "reported" if found.reported else "mirrored"
     return {"activation_reserve_bytes": found.activation_reserve_bytes, "source": source}
 
 
 def _model(
-    view: ProviderView, ad: ModelAd, now_s: float, tables: MemoryTables, reason: Reason | None
+    view: ProviderView, ad: ModelAd, now_s: float, tables: MemoryTables, reason: Reason | None, known: Reserve
 ) -> dict[str, Any]:
-    """`fits` is of the idle machine; `cold_load` of now, had it to be loaded."""
-    plan = mirror.plan(view, ad, tables)
+    """`fits` is of the idle machine; `cold_load` of now, had it to be loaded; `reason` is why it would not be given a
+    request now."""
+    plan = mirror.plan(view, ad, tables, known)
     return {
         **ad.model_dump(),
         "routable": reason is None,
         "reason": reason,
         "detail": detail(reason, Wanted(ad.id, prompt_tokens=0), view, now_s, tables),
-        "token_budget": mirror.token_budget(view, ad, tables),
+        "token_budget": mirror.token_budget(view, ad, tables, known),
         "cold_load": mirror.cold_load(view, ad).value,
         "required_bytes": plan.required_bytes,
         "fits": plan.fits,

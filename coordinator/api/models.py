@@ -4,10 +4,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
+from starlette.responses import Response
 
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
 from coordinator.api.limited import not_allowed
+from coordinator.api.slices import json_list, json_object, to_json
 from coordinator.refusals import not_served
 from coordinator.store.records import Token, TokenKind
 from provider.api.model_list import ListedModel, model_list, model_object
@@ -17,8 +19,13 @@ Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 
 
 @router.get("/v1/models")
-async def models(request: Request, reader: Reader) -> dict[str, Any]:
-    return model_list([_listed(request, name) for name in _known(request, reader)], request.headers)
+async def models(request: Request, reader: Reader) -> Response:
+    """All of them on one page, written over several turns of the event loop."""
+    names = _known(request, reader)
+    data = await json_list(names, lambda name: model_object(_listed(request, name), request.headers))
+    page = model_list([_listed(request, name) for name in (*names[:1], *names[-1:])], request.headers)
+    around = {key: to_json(value).encode() for key, value in page.items() if key != "data"}
+    return Response(json_object(**around, data=data), media_type="application/json")
 
 
 @router.get("/v1/models/{model:path}")

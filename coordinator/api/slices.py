@@ -1,27 +1,24 @@
 """Long answers without a long turn of the event loop: streams go on in between."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-Item = TypeVar("Item")
+from coordinator.turns import Turns
 
-TURN_S = 0.001
+Item = TypeVar("Item")
 
 
 async def json_list(
     items: Iterable[Item], shown: Callable[[Item], Any], clock: Callable[[], float] = time.monotonic
 ) -> bytes:
     """A JSON list of all of them. Neither `items` nor what `shown` looks at may change meanwhile."""
+    turns = Turns(clock)
     parts: list[str] = []
-    began_s = clock()
     for one in items:
         parts.append(to_json(shown(one)))
-        if clock() - began_s >= TURN_S:
-            await asyncio.sleep(0)
-            began_s = clock()
+        await turns.taken()
     return f"[{','.join(parts)}]".encode()
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinator.mirror import ColdLoad, Reserve, TooLong
 from provider.memory.caps import effective_cap, load_reserve
 from provider.memory.floors import activation_reserve, shipped_table
 from provider.memory.requirement import Charge, padded_weights, required_for_load
+from provider.protocol import ModelAd
 from tests.unit.coordinator.views import GIB, MODEL, TABLES, advert, memory, slot, view
 
 GB = 10**9
@@ -302,3 +304,33 @@ def test_an_unknown_context_and_budget_hold_any_prompt() -> None:
     ad = advert(context_length=0, kv_bytes_per_token=0)
     assert mirror.too_long(10**9, machine(24), ad, TABLES) is None
     assert mirror.longest_prompt(machine(24), ad, TABLES) == 0
+
+
+class Looked(dict[str, ModelAd]):
+    """How often all of it was gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        return super().__iter__()
+
+    def values(self) -> Any:
+        self.times += 1
+        return super().values()
+
+
+def test_what_is_asked_of_each_model_of_a_provider_does_not_go_through_all_of_them() -> None:
+    models = Looked({f"m{one}": advert(f"m{one}") for one in range(50)})
+    one = view("p", models=models)
+    ads, known = list(models.values()), mirror.reserve(one, TABLES)
+    for ad in ads:
+        assert mirror.plan(one, ad, TABLES, known) == mirror.plan(one, ad, TABLES)
+        assert mirror.token_budget(one, ad, TABLES, known) == mirror.token_budget(one, ad, TABLES)
+    assert models.times > len(ads)
+    models.times = 0
+    for ad in ads:
+        mirror.plan(one, ad, TABLES, known)
+        mirror.token_budget(one, ad, TABLES, known)
+        mirror.reserve_alone(one, ad, TABLES)
+    assert models.times == 0

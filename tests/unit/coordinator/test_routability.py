@@ -1,5 +1,6 @@
 """Who is told what of itself, and when."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -32,8 +33,7 @@ class World:
 
     def look(self) -> list[tuple[str, dict[str, tuple[bool, str | None]]]]:
         self.heard.clear()
-        told = self.teller.look()
-        assert told == len(self.heard)
+        asyncio.run(self.teller.look())
         return list(self.heard)
 
 
@@ -110,6 +110,47 @@ def test_others_that_come_and_go_do_not_mix_up_who_was_told_what(world: World) -
     assert world.look() == [("d", WELL)]
     world.views["c"] = replace(world.views["c"], draining=False)
     assert world.look() == [("c", WELL)]
+
+
+def test_others_have_their_turns_while_thousands_of_models_are_looked_at(world: World) -> None:
+    count = 1000
+    world.views["a"] = view("a", models={f"m{one}": advert(f"m{one}") for one in range(count)})
+
+    async def scene() -> int:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        began = turns
+        await world.teller.look()
+        beside.cancel()
+        return turns - began
+
+    assert asyncio.run(scene()) > 10
+    (told,) = world.heard
+    assert len(told[1]) == count
+
+
+def test_what_changes_while_it_is_looked_at_is_told_at_the_next_look(world: World) -> None:
+    world.views["a"] = view("a", models={f"m{one}": advert(f"m{one}") for one in range(1000)})
+
+    async def scene() -> None:
+        looking = asyncio.create_task(world.teller.look())
+        await asyncio.sleep(0.003)
+        world.views["a"] = fleet.models_replaced(world.views["a"], ModelsUpdate(models=[advert("m999"), advert("new")]))
+        await looking
+
+    asyncio.run(scene())
+    world.look()
+    assert world.heard[-1:] == [] or set(world.heard[-1][1]) == {"m999", "new"}
+    world.views["a"] = fleet.full(world.views["a"], "new", until_s=9.0)
+    assert world.look() == [("a", {"m999": (True, None), "new": (False, "queue_full")})]
 
 
 @pytest.mark.parametrize("reason", [None, *Reason])

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.slices import TURN_S, json_list, json_object, to_json
+from coordinator.api.slices import json_list, json_object, to_json
 from coordinator.config import Timings
 from coordinator.fleet import ProviderView
 from coordinator.reasons import CODES
 from coordinator.routing import Chosen, Explanation, Request, explain, route
+from coordinator.turns import TURN_S
 from provider.api.events import encoded
 from tests.soak import examples
 from tests.unit.coordinator.views import MODEL, TABLES, listed, slot, view
