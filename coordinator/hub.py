@@ -9,6 +9,7 @@ from typing import assert_never
 from coordinator import fleet, log, mirror
 from coordinator.config import Timings
 from coordinator.connection import Connection, Malformed, Spoiled
+from coordinator.departed import Departed, size
 from coordinator.fleet import Hold, Presence, ProviderView
 from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
@@ -62,6 +63,7 @@ class Hub:
         self._seen = seen
         self._views = Views()
         self._connections: dict[str, Connection] = {}
+        self._departed = Departed()
         self._streams = Streams()
         self._watch_every_s = min(WATCH_EVERY_S, timings.resume_within_s / 4, timings.failover_after_s)
         self._generations = itertools.count(1)
@@ -89,9 +91,9 @@ class Hub:
 
     # -- the life of a socket
 
-    async def serve(self, socket: Socket) -> None:
-        """An accepted and authorised socket, until it is closed by either side."""
-        link = Link(socket)
+    async def serve(self, socket: Socket, owner: int = 0) -> None:
+        """An accepted and authorised socket, until it is closed by either side. `owner`: the token that it came by."""
+        link = Link(socket, owner)
         reading = asyncio.create_task(self._read(link))
         writing = asyncio.create_task(link.pump())
         self._links[writing] = link
@@ -142,9 +144,20 @@ class Hub:
                 self._lose(connection)
             return
         self._give_up(view, now)
-        if fleet.forgotten(view, now, self._timings):
-            del self._views[view.provider_id]
-            log.event("provider_forgotten", provider=view.provider_id)
+        if view.provider_id in self._views and fleet.forgotten(view, now, self._timings):
+            self._departed.back(view.provider_id)
+            self._unlist(view.provider_id)
+
+    def _unlist(self, provider_id: str) -> None:
+        self._streams.end(provider_id)
+        del self._views[provider_id]
+        log.event("provider_forgotten", provider=provider_id)
+
+    def _depart(self, connection: Connection) -> None:
+        """It stays listed for a while, as long as there is room for those who have left."""
+        told = size(self._views[connection.provider_id])
+        for provider_id in self._departed.left(connection.provider_id, connection.link.owner, told):
+            self._unlist(provider_id)
 
     def _give_up(self, view: ProviderView, now: float) -> None:
         """Of a provider that is away: what has waited long enough, or has another place to go."""
@@ -214,6 +227,7 @@ class Hub:
         if older is not None:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
         self._connections[message.provider_id] = connection
+        self._departed.back(message.provider_id)
         former = self._views.get(message.provider_id)
         fresh = fleet.registered(message, connection.generation, self._clock(), former)
         self._views[message.provider_id] = fleet.drain_ordered(fresh, message.provider_id in self._drains)
@@ -259,6 +273,7 @@ class Hub:
             self._streams.suspend(connection.provider_id, now)
             view = self._views[connection.provider_id]
             self._views[connection.provider_id] = fleet.disconnected(view, now)
+            self._depart(connection)
 
     def _lose(self, connection: Connection) -> None:
         """The provider will not come back with its answers. Idempotent."""
@@ -266,6 +281,7 @@ class Hub:
             self._streams.end(connection.provider_id)
             view = self._views[connection.provider_id]
             self._views[connection.provider_id] = fleet.lost(view)
+            self._depart(connection)
 
     def _forget(self, connection: Connection) -> bool:
         if self._connections.get(connection.provider_id) is not connection:

@@ -34,8 +34,10 @@ class Link:
     does not read cannot be served.
     """
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: Socket, owner: int = 0) -> None:
         self._socket = socket
+        self.owner = owner
+        """The token that the peer has come by."""
         self._frames: deque[str] = deque()
         self._bytes = 0
         self._something = asyncio.Event()
