@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, assert_never
+from typing import Annotated, Any, assert_never
 
 import typer
 from rich.console import Console
@@ -301,7 +301,7 @@ def doctor(
         bool, typer.Option("--exact", help="Try on the model whether a chat's bytes depend on who else is there.")
     ] = False,
     adversary: Annotated[
-        bool, typer.Option("--adversary", help="With --exact: as if this device rounded by the size of every launch.")
+        bool, typer.Option("--adversary", help="The same, as if this device rounded by the size of every launch.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a warning too.")] = False,
     coordinator: Annotated[list[str] | None, typer.Option(help="ws://HOST:PORT/ws/provider to try.")] = None,
@@ -333,11 +333,14 @@ def _doctor_exact(model: str, adversary: bool, as_json: bool, strict: bool, lane
         from provider.exact_trial import try_exact  # and MLX with it
     except (ImportError, OSError) as error:
         raise ConfigError(f"MLX cannot be used here ({error}): `darkbloom-py doctor` says what to do.") from error
-    facts = try_exact(model, adversary, partial(typer.echo, err=as_json), lanes_in=lanes_in)
-    findings = judge_exact(facts)
+    exact: dict[str, Any] | None = None
+    try:
+        facts = try_exact(model, adversary, partial(typer.echo, err=as_json), lanes_in=lanes_in)
+        findings, exact = judge_exact(facts), exact_object(facts)
+    except ModelError as error:
+        findings = [judge_model(ModelFacts(model, None, str(error)))]
     if as_json:
-        told = {"checks": [asdict(one) for one in findings], "fit": None, "exact": exact_object(facts)}
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps({"checks": [asdict(one) for one in findings], "fit": None, "exact": exact}))
     else:
         _print(findings)
     if is_failure(findings, strict):

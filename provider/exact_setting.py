@@ -42,11 +42,16 @@ class ExactSetting:
 
 def _read(path: Path) -> Mode | None:
     try:
-        found = json.loads(path.read_text())[KEY]
+        settings = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): delete it to have the default settings.") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} must hold a JSON object: delete it to have the default settings.")
+    if KEY not in settings:
+        return None
+    found = settings[KEY]
     modes: tuple[Mode, ...] = get_args(Mode)
     for mode in modes:
         if found == mode:

@@ -47,6 +47,8 @@ from provider.telling import engine_state
 
 log = logging.getLogger(__name__)
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+"""As the parent's, whose stderr this process shares."""
 READ_BYTES = 2**16
 PULSE_S = 1.0
 """How often an engine that only waits, for a copy or for the end of a park, says that it is there."""
@@ -260,6 +262,7 @@ def _granted(engine: Engine, epoch: int, accepted: bool) -> Granted:
 def main() -> None:
     # The parent's Ctrl-C is not the worker's: the parent drains first and then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         serve(sock)
 

@@ -63,6 +63,12 @@ def test_its_json_is_one_object_with_the_digests_and_the_verdict(llama: Path) ->
     assert len({one["digest"] for one in exact["without"]}) > 1
 
 
+def test_a_model_that_is_not_there_is_a_failed_check_in_one_object(tmp_path: Path) -> None:
+    told = object_of(called("--json", "--model", str(tmp_path / "none")), 1)
+    assert [(one["name"], one["status"]) for one in told["checks"]] == [("model files", "fail")]
+    assert told["exact"] is None
+
+
 def test_a_mixture_whose_single_row_is_sorted_fails_by_name(tmp_path: Path) -> None:
     many = write_family(tmp_path / "many", "qwen3_moe", num_experts=64, num_experts_per_tok=64)
     told = object_of(called("--json", "--model", str(many)), 1)

@@ -35,7 +35,7 @@ def test_a_flag_beats_what_is_stored_and_what_is_stored_stays(tmp_path: Path) ->
     assert ExactSetting(config(tmp_path)).wanted == "on"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"exact_concurrency": 3}', '{"exact_concurrency": "perhaps"}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"exact_concurrency": 3}', '{"exact_concurrency": "perhaps"}'])
 def test_a_file_that_cannot_be_used_is_refused_with_its_path_and_the_way_out(tmp_path: Path, content: str) -> None:
     path = tmp_path / "data" / FILE_NAME
     path.parent.mkdir()
@@ -43,6 +43,13 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_path_and_the_way_out(tmp
     with pytest.raises(ConfigError, match="delete it") as refused:
         ExactSetting(config(tmp_path))
     assert str(path) in str(refused.value)
+
+
+def test_a_file_that_says_nothing_of_it_stores_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data" / FILE_NAME
+    path.parent.mkdir()
+    path.write_text('{"of a later version": 1}')
+    assert ExactSetting(config(tmp_path)).stored is None
 
 
 def test_what_cannot_be_stored_changes_nothing(tmp_path: Path) -> None:
