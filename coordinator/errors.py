@@ -4,6 +4,7 @@ CoordinatorError
 ├── BadConfiguration   start-up stops, naming the key and the form it takes
 ├── PostgresFailed     the embedded Postgres cannot be started, adopted or stopped
 └── StoreDown          the database does not answer; the caller decides what that means
+    └── StoreAway      nobody takes connections there, and waiting may help
 """
 
 
@@ -20,4 +21,8 @@ class PostgresFailed(CoordinatorError):
 
 
 class StoreDown(CoordinatorError):
+    pass
+
+
+class StoreAway(StoreDown):
     pass

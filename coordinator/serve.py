@@ -15,6 +15,7 @@ from coordinator.app import create_app, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
+from coordinator.store.lifetime import AskedToEnd
 from provider import collector
 from provider.protocol import MAX_FRAME_BYTES, PING_S
 
@@ -61,13 +62,15 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
     server = _Server(_config(app, settings))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with open_services(settings) as services:
+        async with open_services(settings, stop.asked) as services:
             opened(app, services)
             collector.freeze()
             log.event("ready", url=_url(listener, settings), pid=os.getpid())
             await _either(stop.asked, serving)
             await _drain(services, stop)
             await _close(server, serving, stop)
+    except AskedToEnd:
+        pass
     finally:
         await _close(server, serving, stop)
     serving.result()

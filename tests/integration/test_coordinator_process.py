@@ -242,10 +242,11 @@ def test_a_port_in_use_is_told_before_anything_is_started(empty_dir: Path) -> No
 
 
 def test_a_database_that_does_not_answer_is_told() -> None:
-    done = told("serve", "--port", "0", "--database-url", "postgresql://nobody@127.0.0.1:1/none")
+    done = told("token", "list", environment={"DARKBLOOM_DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/none"})
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert done.stderr.splitlines()[-1].startswith("error: The database at 127.0.0.1:1 cannot be reached: ")
     assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
 
 
 def test_usage_errors_exit_with_2_and_bad_configuration_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

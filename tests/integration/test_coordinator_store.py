@@ -1,11 +1,13 @@
 """The store against a real Postgres: the schema, the queries, and what they do twice."""
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -14,11 +16,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 
 from coordinator import journal
-from coordinator.config import Timings
-from coordinator.errors import BadConfiguration, StoreDown
+from coordinator.config import Settings, Timings
+from coordinator.errors import BadConfiguration, StoreAway, StoreDown
 from coordinator.hub import Hub
 from coordinator.keys import hashed, new_secret
 from coordinator.recorder import Recorder
+from coordinator.serve import Stop, bind, run
 from coordinator.store.postgres import Store, driver_url
 from coordinator.store.records import (
     Desired,
@@ -31,11 +34,11 @@ from coordinator.store.records import (
     Touch,
     Usage,
 )
-from coordinator.store.schema import migrate, migrations
+from coordinator.store.schema import migrate, migrations, unconnected
 from coordinator.store.tables import Base
 from provider.memory.floors import SHIPPED_FLOORS, SHIPPED_RESIDENCY_BYTES
 from provider.protocol import DesiredModel
-from tests.integration.coordinator_harness import new_database, postgres, rows
+from tests.integration.coordinator_harness import healthy, new_database, postgres, rows, scratch
 
 __all__ = ["postgres"]
 
@@ -230,8 +233,73 @@ def test_a_database_that_is_away_is_store_down() -> None:
         await store.close()
 
     asyncio.run(scene())
-    with pytest.raises(StoreDown):
-        migrate("postgresql://nobody@127.0.0.1:1/none")
+    with pytest.raises(StoreAway, match=r"The database at 127\.0\.0\.1:1 cannot be reached: ") as away:
+        migrate("postgresql://nobody:secret@127.0.0.1:1/none")
+    assert "secret" not in str(away.value)
+
+
+def test_a_database_that_is_not_there_is_not_waited_for(postgres: str) -> None:
+    with pytest.raises(StoreDown, match=r"does not let us in.*does not exist") as refused:
+        migrate(postgres.replace("@/postgres?", "@/nowhere?"))
+    assert not isinstance(refused.value, StoreAway)
+
+
+@pytest.mark.parametrize(
+    ("said", "waiting_helps"),
+    [
+        ("connection is bad: connection to server failed: Connection refused", True),
+        ("failed to resolve host 'db': [Errno -2] Name or service not known", True),
+        ("connection timeout expired", True),
+        ("connection failed: FATAL: the database system is starting up", True),
+        ("connection failed: FATAL: the database system is not yet accepting connections", True),
+        ("connection failed: FATAL: sorry, too many clients already", True),
+        ('connection failed: FATAL: password authentication failed for user "u"', False),
+        ('connection failed: FATAL: database "none" does not exist', False),
+        ('connection failed: FATAL: role "nobody" does not exist', False),
+    ],
+)
+def test_what_a_database_says_that_takes_no_connection_tells_whether_waiting_helps(
+    said: str, waiting_helps: bool
+) -> None:
+    told = unconnected("postgresql://u:secret@db:5433/d", said)
+    assert isinstance(told, StoreAway) is waiting_helps
+    assert str(told).startswith("The database at db:5433 ")
+    assert "secret" not in str(told)
+
+
+def test_a_start_waits_for_its_database_says_so_and_may_be_ended(
+    postgres: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store.lifetime.REACH_EVERY_S", 0.05)
+
+    async def scene(directory: Path) -> None:
+        real = Path(postgres.partition("host=")[2].partition("&")[0])
+        away = directory / "away"
+        url = postgres.replace(str(real), str(away)).replace("postgres@", "postgres:secret@")
+        for comes in (False, True):
+            stop, listener = Stop(), bind("127.0.0.1", 0)
+            running = asyncio.create_task(run(Settings(directory, url, port=0), listener, stop))
+            at = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            for _ in range(500):
+                if "database_awaited" in caplog.text:
+                    break
+                await asyncio.sleep(0.02)
+            if not comes:
+                caplog.clear()
+            async with httpx.AsyncClient(base_url=at) as client:
+                health = await client.get("/health")
+                assert (health.status_code, health.json()) == (503, {"status": "starting"})
+            if comes:
+                away.symlink_to(real)
+                await healthy(at, running)
+            stop.ask()
+            async with asyncio.timeout(10):
+                await running
+        assert f"at={away}:" in caplog.text
+        assert "secret" not in caplog.text
+
+    with scratch() as directory, caplog.at_level(logging.INFO):
+        asyncio.run(scene(directory))
 
 
 @pytest.mark.parametrize("url", ["postgres://u:p@h:1/d", "postgresql://u:p@h:1/d", "postgresql+asyncpg://u:p@h:1/d"])
