@@ -135,12 +135,12 @@ def status(as_json: Json = False, data_dir: options.DataDir = None) -> None:
     elif running is None:
         typer.echo(f"No provider of {where} is running.")
     else:
-        _print_status(running)
+        print_status(running)
     if running is None:
         raise typer.Exit(1)
 
 
-def _print_status(running: state.DaemonState) -> None:
+def print_status(running: state.DaemonState) -> None:
     doing = "draining" if running.details.get("draining") else "running"
     typer.echo(f"Provider {running.details['name']} is {doing} (pid {running.pid}).")
     for link in running.details["coordinators"]:
@@ -149,10 +149,14 @@ def _print_status(running: state.DaemonState) -> None:
         for model, told in link["routability"].items():
             verdict = "routable" if told["routable"] else f"not routable: {told['reason']} {told['detail'] or ''}"
             typer.echo(f"    {model}  {verdict}")
+    exact = running.details.get("exact", {})
     for slot in running.details["slots"]:
         counts = f"{slot['running']} running, {slot['waiting']} waiting, {slot['parked']} parked"
         typer.echo(f"  {slot['model']}  {slot['state']}: {counts}")
-        typer.echo(f"    exact concurrency: {_exactness(running.details.get('exact', {}).get(slot['model']))}")
+        typer.echo(f"    exact concurrency: {_exactness(exact.get(slot['model']))}")
+    for model in sorted(exact.keys() - {slot["model"] for slot in running.details["slots"]}):
+        typer.echo(f"  {model}  not loaded")
+        typer.echo(f"    exact concurrency: {_exactness(exact[model])}")
 
 
 def _exactness(told: Mapping[str, Any] | None) -> str:

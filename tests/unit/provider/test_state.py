@@ -12,6 +12,7 @@ import pytest
 
 from provider.errors import ConfigError
 from provider.identity import provider_id, write_atomically
+from provider.start import print_status
 from provider.state import DaemonState, path_in, read_state, remove_state, write_state
 
 
@@ -82,3 +83,21 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file", text)
         assert (tmp_path / "file").read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_status_tells_of_a_model_that_was_refused_as_of_one_that_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    on = {"state": "on", "lane_rows": 8, "lane_rows_from": "kept", "reason": None}
+    details = {
+        "name": "me",
+        "coordinators": [],
+        "slots": [{"model": "here", "state": "idle", "running": 0, "waiting": 0, "parked": 0}],
+        "exact": {"here": on, "refused": {"state": "unavailable", "reason": "its experts are sorted"}},
+    }
+    print_status(DaemonState(1, 1.0, None, details))
+    told = capsys.readouterr().out.splitlines()
+    assert told[1:] == [
+        "  here  idle: 0 running, 0 waiting, 0 parked",
+        "    exact concurrency: on, in lanes of 8 rows (kept)",
+        "  refused  not loaded",
+        "    exact concurrency: unavailable: its experts are sorted",
+    ]
