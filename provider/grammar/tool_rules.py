@@ -155,9 +155,11 @@ def _choices(schema: Schema) -> list[Json] | None:
 def _as_text(value: Json, place: str) -> str:
     if value is None:
         return "null"
-    if not isinstance(value, str) or "</parameter>" in value or "</function>" in value:
-        why = "cannot be written where the parameter may be text: with a `type` of its own it can, if it is none"
+    if not isinstance(value, str):
+        why = "is no text, and the parameter may be text: give it a `type`, without `string`"
         raise SchemaRefused(place, f"{value!r} {why}")
+    if "</parameter>" in value or "</function>" in value:
+        raise SchemaRefused(place, f"{value!r} cannot be written as text: it holds this model's own markup")
     return value
 
 
