@@ -33,7 +33,7 @@ __all__ = [
 TIE_SHARE = 0.1
 """Costs as near as this to the least are the same: no prediction is better."""
 TIE_MS = 1.0
-MOST_GATED = 256
+MOST_GATED = 128
 """Models that are told of at each scrape."""
 
 

@@ -32,7 +32,7 @@ router = APIRouter()
 MOST_DECISIONS = 20
 MOST_NAMESAKES = 20
 """Told of in one message."""
-AT_ONCE = 256
+AT_ONCE = 128
 """Models whose reasons are looked at in one turn of the event loop."""
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
 

@@ -13,6 +13,7 @@ from coordinator.fleet import Hold, ProviderView
 from coordinator.routing import Candidate, Request, explain
 from coordinator.store.records import MemoryTables
 from coordinator.views import Views
+from provider.protocol import ModelsUpdate
 from tests.unit.coordinator.views import GIB, MODEL, TABLES, advert, beat, listed, memory, slot, view
 
 TIMINGS = Timings()
@@ -116,3 +117,18 @@ def test_a_fleet_grows_beyond_its_first_rows() -> None:
     found = explain(Request(MODEL, 100), known, 0.0, TIMINGS, TABLES)
     for name in names:
         assert found[name] == explain(Request(MODEL, 100), listed(known[name]), 0.0, TIMINGS, TABLES)[name]
+
+
+def test_the_names_of_models_follow_who_comes_goes_and_is_there() -> None:
+    views = listed(view("a", models={"x": advert("x"), "y": advert("y")}), view("b", models={"y": advert("y")}))
+    assert (views.models, views.present, views.most_served(1)) == (["x", "y"], ["x", "y"], ["y"])
+    views["a"] = fleet.disconnected(views["a"], 1.0)
+    assert (views.models, views.present) == (["x", "y"], ["y"])
+    views["b"] = fleet.models_replaced(views["b"], ModelsUpdate(models=[advert("z")]))
+    assert (views.models, views.present) == (["x", "y", "z"], ["z"])
+    views["a"] = replace(views["a"], connected=True)
+    assert views.present == ["x", "y", "z"]
+    del views["b"]
+    assert (views.models, views.present, views.most_served(5)) == (["x", "y"], ["x", "y"], ["x", "y"])
+    del views["a"]
+    assert (views.models, views.present) == ([], [])
