@@ -5,8 +5,8 @@ the clients share the others. CPU times are the coordinator process's own, Postg
 
 idle     providers that do nothing but beat
 relay    streams of a fixed pace: CPU per chunk, every token counted, and whether chunks come ever later
-first    a rate of requests, to a server whose answers are ready and through the coordinator to providers that need
-         no time: what the coordinator, and those providers with it, add to the first token
+first    a rate of requests, to a provider that needs no time directly and through the coordinator to such providers:
+         what that adds to the first token; and to a server whose answers are ready, the least that asking takes
 """
 
 import asyncio
@@ -25,10 +25,11 @@ from typing import Annotated, Any, Literal
 import psutil
 import typer
 
+from provider.backends.sim_timing import DEVICE_VARIABLE, DEVICES
 from provider.bench import client
 from provider.bench.client import BenchError, Target
 from provider.bench.load import Arrivals, ClosedLoop, Fixed, OpenLoop, plan_load
-from provider.bench.local_server import ready_server
+from provider.bench.local_server import local_server, ready_server
 from provider.bench.own_fleet import Coordinator, own_coordinator, own_fleet
 from provider.bench.prompts import TokenIds
 from provider.bench.report import Answer, Outcome
@@ -37,6 +38,8 @@ from provider.models.bundled import BUNDLED_MODEL_ID
 Part = Literal["idle", "relay", "first"]
 PARTS: tuple[Part, ...] = ("idle", "relay", "first")
 PROMPT_TOKENS = 16
+FIRST_TOKENS = 4
+WARMING = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Relay:
 class First:
     rate_per_s: float
     requests: int
+    ready_p50_ms: float
+    ready_p99_ms: float
     direct_p50_ms: float
     direct_p99_ms: float
     through_p50_ms: float
@@ -161,27 +166,38 @@ def _lateness(answers: Sequence[Answer]) -> float:
 
 def _first(rate: float, requests: int) -> First:
     arrivals = OpenLoop(rate)
-    with _coordinator() as one, own_fleet(one, 8, "instant"):
+    with _coordinator() as one:
         with ready_server(one.scratch) as url:
-            asyncio.run(_ask(url, None, arrivals, 100, 4))
-            direct = _first_tokens_ms(asyncio.run(_ask(url, None, arrivals, requests, 4)))
-        asyncio.run(_ask(one.url, one.api_key, arrivals, 100, 4))
-        began_cpu_s = one.cpu_s()
-        outcomes = asyncio.run(_ask(one.url, one.api_key, arrivals, requests, 4))
-        cpu_s = one.cpu_s() - began_cpu_s
+            ready = _first_tokens_ms(_asked(url, None, arrivals, requests))
+        serving = ("--model", BUNDLED_MODEL_ID, "--backend", "sim", "--max-concurrent", "32")
+        instant = {**os.environ, DEVICE_VARIABLE: DEVICES["instant"].name}
+        with local_server(serving, instant, one.scratch) as url:
+            direct = _first_tokens_ms(_asked(url, None, arrivals, requests))
+        with own_fleet(one, 8, "instant"):
+            began_cpu_s = one.cpu_s()
+            outcomes = _asked(one.url, one.api_key, arrivals, requests)
+            cpu_s = one.cpu_s() - began_cpu_s
     through = _first_tokens_ms(outcomes)
     return First(
         rate_per_s=rate,
         requests=requests,
+        ready_p50_ms=ready[49],
+        ready_p99_ms=ready[98],
         direct_p50_ms=direct[49],
         direct_p99_ms=direct[98],
         through_p50_ms=through[49],
         through_p99_ms=through[98],
         added_p50_ms=round(through[49] - direct[49], 2),
         added_p99_ms=round(through[98] - direct[98], 2),
-        cpu_ms_per_request=round(1e3 * cpu_s / requests, 3),
+        cpu_ms_per_request=round(1e3 * cpu_s / (requests + WARMING), 3),
         unanswered=sum(not isinstance(one, Answer) for one in outcomes),
     )
+
+
+def _asked(url: str, api_key: str | None, arrivals: Arrivals, requests: int) -> list[Outcome]:
+    """After some that are not looked at."""
+    asyncio.run(_ask(url, api_key, arrivals, WARMING, FIRST_TOKENS))
+    return asyncio.run(_ask(url, api_key, arrivals, requests, FIRST_TOKENS))
 
 
 def _first_tokens_ms(outcomes: Sequence[Outcome]) -> list[float]:
