@@ -51,15 +51,15 @@ def simulate(
 ) -> None:
     """Connect simulated providers to a coordinator: they answer with tokens that mean nothing, at the speed of the
     machines they stand for."""
-    log_to_stderr()
-    logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
-    logging.getLogger("provider.slot").setLevel(logging.ERROR)  # and that it does not draft
     try:
         kinds = machines(machine or ["m3-max"], providers)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
     options.check_coordinators(coordinator)
     trusted = authorities(coordinator_ca)
+    log_to_stderr()
+    logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
+    logging.getLogger("provider.slot").setLevel(logging.ERROR)  # and that it does not draft
     with tempfile.TemporaryDirectory() as scratch:
         models = model or [BUNDLED_MODEL_ID]
         plan = Plan(name, coordinator, token, models, max_concurrent, Path(scratch), trusted)
