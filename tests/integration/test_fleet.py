@@ -254,7 +254,7 @@ def test_an_operator_loads_and_unloads_models_of_a_provider(fleet: Fleet, tmp_pa
 
         status, told = order("load", "second")
         assert (status, told["status"]) == (200, "loaded"), told
-        assert loaded() == {MODEL, "second"}
+        until(lambda: loaded() == {MODEL, "second"}, what="the heartbeat that shows it")
         assert fleet.api.text({**counting(3, 8), "model": "second"}).startswith("3, 4")
         status, told = order("load", "huge")
         assert (status, told["error"]["code"]) == (507, "memory_cap")
