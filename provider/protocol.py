@@ -8,12 +8,12 @@ to warn about, anything else that does not parse is a ProtocolViolation.
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from provider.api.decoding import uncollected
+from provider.api.decoding import STRICT, NotFinite, uncollected
 from provider.wire_limits import (
     MOST_BYTES,
     MOST_CODE,
@@ -434,22 +434,6 @@ def _parse(adapter: TypeAdapter[M], frame: str | bytes) -> M:
         raise ProtocolViolation(f"{kind}: {where}: {first['msg']}", request_id) from None
 
 
-class _NotFinite(ValueError):
-    """Python reads and writes such numbers, and JSON has none."""
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _NotFinite(name)
-
-
-def _finite_float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise _NotFinite(text)
-    return number
-
-
-_STRICT = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant)
 _BEGINNING = re.compile(
     r'\s*\{(?:\s*"(?:type|seq)"\s*:\s*(?:"[^"\\]{0,128}"|\d{1,20})\s*,){0,2}\s*"request_id"\s*:\s*"([^"\\]+)"'
 )
@@ -461,8 +445,8 @@ def _read(frame: str | bytes) -> tuple[object, bool]:
         with uncollected():
             text = frame if isinstance(frame, str) else frame.decode(json.detect_encoding(frame), "surrogatepass")
             try:
-                return _STRICT.decode(text), False
-            except _NotFinite:
+                return STRICT.decode(text), False
+            except NotFinite:
                 return json.loads(text), True
     except (ValueError, RecursionError) as error:
         begins = _BEGINNING.match(frame[:4096]) if isinstance(frame, str) else None

@@ -1,16 +1,15 @@
 """Reads a JSON object of bounded size, which is all that the coordinator asks of a generation's body."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from coordinator.api.errors import Refusal, body_too_large
-from provider.api.decoding import too_complex, uncollected, unreadable_number
+from provider.api.decoding import STRICT, too_complex, uncollected, unreadable_number
 from provider.api.wire import MAX_BODY_BYTES, invalid_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -80,7 +79,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise Refusal(refused)
     try:
         with uncollected():
-            value = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+            value = STRICT.decode(body.decode())
         if HALF_A_PAIR.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -90,15 +89,3 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refusal(invalid_request("The body must be a JSON object.", code="invalid_json"))
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    """What is read as infinite could not be sent on."""
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:20]} is too large a number")
-    return number

@@ -3,18 +3,40 @@
 import gc
 import json
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 from provider.api.wire import MAX_TOLD_NAME, Failure, invalid_request
 
 MAX_BRACKETS = 500_000
 """Opening brackets of a body. Every list and object costs ten times what its bytes do, in each place that looks at it;
 text with so many is longer than any context."""
-
-
 MAX_COMMAS = 1_000_000
 """Of a body, whose members nobody else's request shall wait for; as token ids, or as text, it is as long as the longest
 contexts."""
+MAX_DIGITS = 4300
+"""Of an integer, in both servers' readers of JSON."""
+_LOST = object()
+
+
+class NotFinite(ValueError):
+    """Python reads and writes such numbers, and JSON has none."""
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """To be a decoder's `parse_constant`."""
+    raise NotFinite(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """What is read as infinite could not be sent on."""
+    number = float(text)
+    if math.isinf(number):
+        raise NotFinite(f"{text[:20]} is too large a number")
+    return number
+
+
+STRICT = json.JSONDecoder(parse_float=_finite, parse_constant=refuse_constant)
+"""Raises NotFinite."""
 
 
 def too_complex(body: bytes) -> Failure | None:
@@ -26,11 +48,6 @@ def too_complex(body: bytes) -> Failure | None:
     else:
         return None
     return invalid_request(message, code="body_too_complex")
-
-
-MAX_DIGITS = 4300
-"""Of an integer, in both servers' readers of JSON."""
-_LOST = object()
 
 
 def unreadable_number(body: bytes) -> Failure | None:

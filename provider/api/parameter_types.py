@@ -7,8 +7,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
+from provider.api.decoding import refuse_constant
 from provider.grammar.local_names import followed
 
 Json = Any
@@ -71,7 +72,7 @@ def loads(text: str, max_depth: int = MAX_DEPTH) -> Json:
 
 def _loads(text: str, max_depth: int, parse_float: Callable[[str], float]) -> Json:
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=parse_float, parse_int=_short)
+        value = json.loads(text, parse_constant=refuse_constant, parse_float=parse_float, parse_int=_short)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if text.count("[") + text.count("{") > max_depth and is_deep(value, max_depth):
@@ -147,10 +148,6 @@ def _children(value: Json) -> Iterable[Json]:
             return value
         case _:
             return ()
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _finite(text: str) -> float:
