@@ -13,6 +13,7 @@ from coordinator.routability import Teller
 from coordinator.routing import Request
 from coordinator.views import Views
 from provider.protocol import ModelsUpdate, Routability
+from tests.fixtures.event_loop import others
 from tests.unit.coordinator.views import GIB, MODEL, TABLES, advert, beat, memory, register, slot, view
 
 
@@ -117,20 +118,10 @@ def test_others_have_their_turns_while_thousands_of_models_are_looked_at(world: 
     world.views["a"] = view("a", models={f"m{one}": advert(f"m{one}") for one in range(count)})
 
     async def scene() -> int:
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.create_task(others())
-        await asyncio.sleep(0)
-        began = turns
-        await world.teller.look()
-        beside.cancel()
-        return turns - began
+        async with others() as beside:
+            began = beside.turns
+            await world.teller.look()
+            return beside.turns - began
 
     assert asyncio.run(scene()) > 10
     (told,) = world.heard

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.slices import json_list, json_object, to_json
+from coordinator.api.slices import json_list, json_object
 from coordinator.config import Timings
 from coordinator.fleet import ProviderView
 from coordinator.reasons import CODES
 from coordinator.routing import Chosen, Explanation, Request, explain, route
 from coordinator.turns import TURN_S
 from provider.api.events import encoded
+from tests.fixtures.event_loop import others
 from tests.soak import examples
 from tests.unit.coordinator.views import MODEL, TABLES, listed, slot, view
 
@@ -25,24 +26,15 @@ ASKED = Request(MODEL, 100)
 
 def test_others_have_their_turns_while_a_list_is_written() -> None:
     async def scene() -> None:
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.create_task(others())
         at: list[int] = []
 
         def shown(number: int) -> int:
-            at.append(turns)
+            at.append(beside.turns)
             return number
 
         each_s = TURN_S / 3.5
-        told = await json_list(range(100), shown, lambda: each_s * len(at))
-        beside.cancel()
+        async with others() as beside:
+            told = await json_list(range(100), shown, lambda: each_s * len(at))
         assert json.loads(told) == list(range(100))
         assert {at.count(turn) for turn in set(at)} == {4}
 
@@ -50,7 +42,7 @@ def test_others_have_their_turns_while_a_list_is_written() -> None:
 
 
 def test_an_object_is_made_of_what_is_json_already() -> None:
-    told = json_object(a=to_json({"b": "é"}).encode(), c=asyncio.run(json_list([], str)))
+    told = json_object(a=encoded({"b": "é"}), c=asyncio.run(json_list([], str)))
     assert told == '{"a":{"b":"é"},"c":[]}'.encode()
 
 
@@ -104,7 +96,7 @@ def test_an_explanation_is_of_the_moment_in_which_it_was_made() -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_written_is_json_that_every_reader_takes(number: float) -> None:
-    for write in (encoded, to_json):
+    for write in (encoded, lambda value: asyncio.run(json_list([value], dict))):
         with pytest.raises(ValueError, match="JSON compliant"):
             write({"logprobs": [number, "\ud83d"]})
     assert json.loads(encoded({"half": "\ud83d"})) == {"half": "\ud83d"}
