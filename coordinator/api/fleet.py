@@ -13,7 +13,7 @@ from coordinator import mirror, routing
 from coordinator.admission import Waiting
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
-from coordinator.api.slices import json_object, to_json
+from coordinator.api.slices import json_object
 from coordinator.breaker import BreakerState
 from coordinator.config import Timings
 from coordinator.details import detail
@@ -25,6 +25,7 @@ from coordinator.routing import Request as Wanted
 from coordinator.services import Services
 from coordinator.store.records import MemoryTables, Token, TokenKind
 from coordinator.turns import Turns
+from provider.api.events import encoded
 from provider.api.wire import Failure
 from provider.protocol import ModelAd
 
@@ -46,7 +47,7 @@ async def fleet(request: Request, _: Reader) -> Response:
         turns, shown = Turns(), Shown(services, time.monotonic(), services.hub.views.most_served(AT_ONCE))
         waiting = [_waiting(one) for one in services.dispatcher.admission.waiting()]
         providers = [await shown.provider(view, turns) for view in services.hub.views.copied().values()]
-    answer = json_object(providers=b"[" + b",".join(providers) + b"]", waiting=to_json(waiting).encode())
+    answer = json_object(providers=b"[" + b",".join(providers) + b"]", waiting=encoded(waiting))
     return Response(answer, media_type="application/json")
 
 
@@ -95,12 +96,12 @@ class Shown:
         models = []
         for ad in view.models.values():
             reason = self._reason(ad.id, view.provider_id)
-            models.append(to_json(_model(view, ad, self._now_s, tables, reason, known)))
+            models.append(encoded(_model(view, ad, self._now_s, tables, reason, known)))
             await turns.taken()
         told = {**provider_json(view, self._now_s, timings, known), **more}
         return json_object(
-            **{name: to_json(value).encode() for name, value in told.items()},
-            models=f"[{','.join(models)}]".encode(),
+            **{name: encoded(value) for name, value in told.items()},
+            models=b"[" + b",".join(models) + b"]",
         )
 
     def _reason(self, model: str, provider_id: str) -> Reason | None:

@@ -9,9 +9,10 @@ from starlette.responses import Response
 from coordinator.api.auth import requires, services_of
 from coordinator.api.errors import Refusal
 from coordinator.api.limited import not_allowed
-from coordinator.api.slices import json_list, json_object, to_json
+from coordinator.api.slices import json_list, json_object
 from coordinator.refusals import not_served
 from coordinator.store.records import Token, TokenKind
+from provider.api.events import encoded
 from provider.api.model_list import ListedModel, model_list, model_object
 
 router = APIRouter()
@@ -24,7 +25,7 @@ async def models(request: Request, reader: Reader) -> Response:
     names = _known(request, reader)
     data = await json_list(names, lambda name: model_object(_listed(request, name), request.headers))
     page = model_list([_listed(request, name) for name in (*names[:1], *names[-1:])], request.headers)
-    around = {key: to_json(value).encode() for key, value in page.items() if key != "data"}
+    around = {key: encoded(value) for key, value in page.items() if key != "data"}
     return Response(json_object(**around, data=data), media_type="application/json")
 
 

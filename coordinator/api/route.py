@@ -14,13 +14,14 @@ from coordinator.api.auth import requires, services_of
 from coordinator.api.body import described, read
 from coordinator.api.errors import Refusal
 from coordinator.api.limited import not_allowed
-from coordinator.api.slices import json_list, json_object, to_json
+from coordinator.api.slices import json_list, json_object
 from coordinator.details import detail
 from coordinator.fleet import ProviderView
 from coordinator.routing import Candidate, Chosen, Reason, Refused
 from coordinator.routing import Request as Wanted
 from coordinator.services import Services
 from coordinator.store.records import MemoryTables, Token, TokenKind
+from provider.api.events import encoded
 
 router = APIRouter(responses={"default": {"description": "An error, in OpenAI's form."}})
 Reader = Annotated[Token, Depends(requires(TokenKind.API, TokenKind.ADMIN))]
@@ -65,9 +66,9 @@ async def _explained(services: Services, wanted: Wanted, now_s: float, limit: in
         return _candidate(one, wanted, explanation.views[provider_id], now_s, tables)
 
     return json_object(
-        decision=to_json(_decision(outcome)).encode(),
-        refused=to_json(_refused(outcome)).encode(),
-        counts=to_json(_counts(explanation)).encode(),
+        decision=encoded(_decision(outcome)),
+        refused=encoded(_refused(outcome)),
+        counts=encoded(_counts(explanation)),
         candidates=await json_list(explanation.nearest(limit), shown),
     )
 

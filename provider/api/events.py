@@ -169,7 +169,7 @@ def named_event(data: Mapping[str, Any]) -> bytes:
     return line + b"data: " + encoded(data) + b"\n\n"
 
 
-def encoded(data: Mapping[str, Any]) -> bytes:
+def encoded(data: object) -> bytes:
     """JSON on one line. Half of a surrogate pair has no UTF-8, but JSON can still spell it. Raises ValueError for a
     number that is not finite, which JSON has no word for."""
     try:
