@@ -20,7 +20,7 @@ from coordinator.estimates import Estimates, Tokens, most_tokens, prompts_of
 from coordinator.experience import Experience
 from coordinator.fleet import Hold
 from coordinator.hub import Hub
-from coordinator.inbox import Broken, Inbox
+from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.job import Done, Job, Progress, outcome
 from coordinator.lease import Lease
 from coordinator.patience import Patience
@@ -175,8 +175,7 @@ class Dispatcher:
     def refusal(self, ask: "Ask", refused: Refused) -> Failure:
         reason = refusals.named_reason(refused) if refused.beyond is None else refused.beyond.reason
         self._metrics.refusals.labels(reason.value).inc()
-        allowed = ask.job.allowed
-        others = (model for model in self._hub.views.present if allowed is None or model in allowed)
+        others = filter(ask.job.limits.allow, self._hub.views.present)
         return refusals.refusal(ask.job.model, others, ask.tokens, refused)
 
     def _judge(self, job: Job, lease: Lease, result: Done | Failure) -> None:
@@ -221,29 +220,33 @@ class Dispatcher:
                     limit.within(patience.left_s)
                     frame = await inbox.take()
                     patience.heard(frame)
-                    if patience.over:
-                        return patience.failure()
-                    match frame:
-                        case InferenceChunk() | InferenceNotice():
-                            if isinstance(frame, InferenceChunk) and unnameable(job.endpoint, frame.data):
-                                return broken(Broken.MALFORMED)
-                            limit.within(STALLED_CLIENT_S)
-                            writing = True
-                            await self._pass_on(frame, job, client, progress)
-                            writing = False
-                        case InferenceAccepted():
-                            pass
-                        case InferenceComplete():
-                            return _done(frame, job, progress)
-                        case InferenceError():
-                            self._note_refusal(job, frame, progress)
-                            return failed(frame)
-                        case Broken():
-                            return broken(frame)
-                        case _:
-                            assert_never(frame)
+                    ending = patience.failure() if patience.over else self._ending(frame, job, progress)
+                    if ending is not None:
+                        return ending
+                    if isinstance(frame, InferenceChunk | InferenceNotice):
+                        limit.within(STALLED_CLIENT_S)
+                        writing = True
+                        await self._pass_on(frame, job, client, progress)
+                        writing = False
         except TimeoutError:
             return broken(Broken.SLOW_CLIENT) if writing else patience.failure()
+
+    def _ending(self, frame: Frame | Broken, job: Job, progress: Progress) -> Done | Failure | None:
+        """None where more is to come."""
+        match frame:
+            case InferenceChunk() if unnameable(job.endpoint, frame.data):
+                return broken(Broken.MALFORMED)
+            case InferenceChunk() | InferenceNotice() | InferenceAccepted():
+                return None
+            case InferenceComplete():
+                return _done(frame, job, progress)
+            case InferenceError():
+                self._note_refusal(job, frame, progress)
+                return failed(frame)
+            case Broken():
+                return broken(frame)
+            case _:
+                assert_never(frame)
 
     async def _pass_on(
         self, frame: InferenceChunk | InferenceNotice, job: Job, client: Client, progress: Progress

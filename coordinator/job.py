@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from coordinator.store.records import JobOutcome, Usage
+from coordinator.store.records import UNLIMITED, JobOutcome, KeyLimits, Usage
 from provider.api.wire import Failure
 from provider.protocol import InferenceChunk
 
@@ -27,8 +27,8 @@ class Job:
     """Among the requests of its key: higher first."""
     request_id: str = ""
     """X-Request-ID, for the log."""
-    allowed: frozenset[str] | None = None
-    """The models that its key may use; None: all."""
+    limits: KeyLimits = UNLIMITED
+    """Of its key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ async def generate(request: Request, caller: Caller) -> Response:
         started_at=datetime.now(UTC),
         priority=_priority(body),
         request_id=request.state.request_id,
-        allowed=caller.limits.models,
+        limits=caller.limits,
     )
     request.state.job_id = job.id
     services = services_of(request)
