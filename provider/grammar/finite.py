@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from provider.grammar.local_names import LISTS, MAPS, PARTS, steps
+from provider.grammar.local_names import LISTS, MAPS, PARTS, led_to
 
 Json = Any
 """A decoded JSON value."""
@@ -200,9 +200,9 @@ class _Look:
 
     def _targets(self, part: Part) -> Iterator[Part]:
         reference = part.schema.get("$ref")
-        target = _resolved(self._root, reference) if isinstance(reference, str) else None
-        if target is not None:
-            yield target
+        found = led_to(self._root.schema, reference, self._root.place) if isinstance(reference, str) else None
+        if found is not None:
+            yield Part(*found)
 
     def _count(self) -> None:
         self._looks += 1
@@ -360,19 +360,3 @@ def _dicts(schema: Json) -> Iterator[Schema]:
                 todo += value
             elif key in PARTS:
                 todo.append(value)
-
-
-def _resolved(root: Part, reference: str) -> Part | None:
-    """What a pointer within the schema leads to; None for any other reference, and for none."""
-    if reference != "#" and not reference.startswith("#/"):
-        return None
-    schema, place = root.schema, root.place
-    for step in steps(reference):
-        match schema:
-            case dict() if step in schema:
-                schema, place = schema[step], f"{place}.{step}"
-            case list() if step.isdecimal() and int(step) < len(schema):
-                schema, place = schema[int(step)], f"{place}[{step}]"
-            case _:
-                return None
-    return Part(schema, place)

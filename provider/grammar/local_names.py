@@ -28,21 +28,28 @@ def by_pointers(schema: Json) -> Json:
 
 
 def followed(schema: Json, pointer: str) -> Json:
-    """What a reference leads to that is a pointer within the schema; None for any other, and where there is nothing."""
+    """As `led_to`, without the place."""
+    found = led_to(schema, pointer, "")
+    return None if found is None else found[0]
+
+
+def led_to(schema: Json, pointer: str, place: str) -> tuple[Json, str] | None:
+    """What a reference leads to that is a pointer within the schema, and where that is, the schema being at `place`.
+    None for any other reference, and where there is nothing."""
     if pointer != "#" and not pointer.startswith("#/"):
         return None
-    for step in steps(pointer):
+    for step in _steps(pointer):
         match schema:
-            case dict():
-                schema = schema.get(step)
+            case dict() if step in schema:
+                schema, place = schema[step], f"{place}.{step}"
             case list() if step.isdecimal() and int(step) < len(schema):
-                schema = schema[int(step)]
+                schema, place = schema[int(step)], f"{place}[{step}]"
             case _:
                 return None
-    return schema
+    return schema, place
 
 
-def steps(pointer: str) -> list[str]:
+def _steps(pointer: str) -> list[str]:
     return [step.replace("~1", "/").replace("~0", "~") for step in unquote(pointer.removeprefix("#")).split("/")[1:]]
 
 
