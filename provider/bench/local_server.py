@@ -22,22 +22,28 @@ TOLD_CHARACTERS = 600
 def local_server(arguments: Sequence[str], environment: Mapping[str, str], scratch: Path) -> Iterator[str]:
     """Its URL, once it answers /health with ok. `arguments`: of `local`, the port left out. `scratch`: a directory of
     its own. It ends with this block, or with this process however that ends. Raises BenchError."""
-    port, log = free_port(), scratch / "local.log"
-    told = ("local", *arguments, "--port", str(port), "--data-dir", str(scratch))
-    with own_process(told, environment, log) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url, process, log)
+    told = ("local", *arguments, "--data-dir", str(scratch))
+    with serving(told, environment, scratch / "local.log") as (url, _):
         yield url
 
 
 @contextlib.contextmanager
 def ready_server(scratch: Path) -> Iterator[str]:
     """The URL of a server that need not compute (provider.bench.ready). As `local_server`."""
-    port, log = free_port(), scratch / "ready.log"
-    with own_process(("--port", str(port)), os.environ, log, "provider.bench.ready") as process:
+    with serving((), os.environ, scratch / "ready.log", "provider.bench.ready") as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def serving(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, module: str = "provider.cli"
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Any server of this installation that takes --port, as `own_process`, once it is ready: its URL, and itself."""
+    port = free_port()
+    with own_process((*arguments, "--port", str(port)), environment, log, module) as process:
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url, process, log)
-        yield url
+        yield url, process
 
 
 def wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path, health: str = "/health") -> None:

@@ -14,7 +14,7 @@ import psutil
 
 from provider.bench import client
 from provider.bench.client import BenchError
-from provider.bench.local_server import free_port, wait_until_ready
+from provider.bench.local_server import serving
 from provider.bench.own_processes import own_process
 
 CONNECT_S = 180.0
@@ -42,11 +42,8 @@ class Coordinator:
 @contextlib.contextmanager
 def own_coordinator(scratch: Path) -> Iterator[Coordinator]:
     """`scratch`: a directory of its own. Raises BenchError."""
-    port, data, log = free_port(), ("--data-dir", str(scratch / "data")), scratch / "coordinator.log"
-    environment = {**os.environ, "HOME": str(scratch)}
-    with own_process(("coordinator", "serve", "--port", str(port), *data), environment, log) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url, process, log)
+    data, environment = ("--data-dir", str(scratch / "data")), {**os.environ, "HOME": str(scratch)}
+    with serving(("coordinator", "serve", *data), environment, scratch / "coordinator.log") as (url, process):
         api_key, provider_token = (_token(kind, data, environment) for kind in ("api", "provider"))
         yield Coordinator(url, psutil.Process(process.pid), api_key, provider_token, scratch)
 
