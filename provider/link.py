@@ -127,6 +127,7 @@ class Link:
             began = clock()
             try:
                 self.state.reason = await self._attempt()
+                _end_if_cancelled()
             except LinkRefused as refused:
                 self.state.reason = str(refused)
                 log.error("link_refused reason=%s", refused)
@@ -199,6 +200,13 @@ class Link:
         if code in FATAL:
             raise LinkRefused(f"{self._url}: {FATAL[code]}")
         return f"closed with code {code}" if code else "connection lost"
+
+
+def _end_if_cancelled() -> None:
+    """Before Python 3.13 a TaskGroup whose task fails at the moment of a cancellation raises that failure alone."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _say_goodbye(socket: ClientConnection) -> None:

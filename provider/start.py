@@ -18,7 +18,6 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Annotated, Any
 
-import psutil
 import typer
 import uvloop
 
@@ -33,6 +32,7 @@ from provider.hardware import memory_in_use, read_hardware, read_system_memory
 from provider.identity import provider_id
 from provider.lifetime import Lifetime
 from provider.link import Link, LinkRefused
+from provider.liveness import await_end
 from provider.local import DRAIN_S, create_residency
 from provider.operations import Operations
 from provider.protocol import Hardware
@@ -110,14 +110,10 @@ def stop(data_dir: options.DataDir = None) -> None:
     if running is None:
         typer.echo(f"No provider of {where} is running.")
         return
-    try:
-        process = psutil.Process(running.pid)
-        process.send_signal(signal.SIGTERM)
-        process.wait(STOP_WAIT_S)
-    except psutil.NoSuchProcess:
-        pass  # it has just ended by itself
-    except psutil.TimeoutExpired:
-        raise WorkerError(f"the provider (pid {running.pid}) has not ended in {STOP_WAIT_S:.0f} s.") from None
+    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        os.kill(running.pid, signal.SIGTERM)
+    if not await_end(running.pid, running.started_at, STOP_WAIT_S):
+        raise WorkerError(f"the provider (pid {running.pid}) has not ended in {STOP_WAIT_S:.0f} s.")
     typer.echo(f"Stopped the provider (pid {running.pid}).")
 
 

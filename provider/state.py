@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from provider.identity import write_atomically
+from provider.liveness import lives
 
 FILE_NAME = "daemon-state.json"
 
@@ -47,16 +48,9 @@ def read_state(data_dir: Path) -> DaemonState | None:
     try:
         told = json.loads(path_in(data_dir).read_text())
         state = DaemonState(told["pid"], told["started_at"], told["advertised_models"], told["details"])
-        return state if _runs(state) else None
+        return state if lives(int(state.pid), float(state.started_at)) else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.Error):
         return None
-
-
-def _runs(state: DaemonState) -> bool:
-    """Not so for a process that has ended and that nobody has reaped (process 1 of a container may reap nobody)."""
-    process = psutil.Process(int(state.pid))
-    same: bool = abs(process.create_time() - state.started_at) < 1.0
-    return same and str(process.status()) != psutil.STATUS_ZOMBIE
 
 
 def remove_state(data_dir: Path) -> None:

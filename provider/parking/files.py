@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from provider.liveness import lives
+
 log = logging.getLogger(__name__)
 
 DIRECTORY = "park"
@@ -81,7 +83,7 @@ def sweep(directory: Path) -> int:
     removed = 0
     for one in _park_files(directory):
         found = NAME.fullmatch(one.name)
-        if found is not None and not _lives(int(found[1]), int(found[2])):
+        if found is not None and not lives(int(found[1]), int(found[2]) / 1000):
             one.unlink(missing_ok=True)
             removed += 1
     if removed:
@@ -102,14 +104,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _lives(pid: int, started_ms: int) -> bool:
-    """Another process may have the number by now; the clock may have been set a little meanwhile."""
-    try:
-        return abs(_millis(psutil.Process(pid)) - started_ms) < 2000
-    except psutil.Error:
-        return False
 
 
 def _millis(process: psutil.Process) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from provider.api.surface import Surface
 from provider.config import ProviderConfig, read_config
@@ -268,6 +268,55 @@ def test_a_refusal_that_cannot_change_ends_the_link(tmp_path: Path, code: int) -
 
     _, error = run(tmp_path, play)
     assert isinstance(error, LinkRefused)
+
+
+class Lost:
+    """A socket that takes what is said, until it is lost."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    async def send(self, message: str) -> None:
+        self.reached.set()
+
+    async def recv(self) -> str:
+        await self.lost.wait()
+        raise ConnectionClosedError(None, None)
+
+    async def close(self, code: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_it_ends_when_it_is_told_to_and_the_socket_is_lost_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """`turns` of the loop after the loss, each of which finds the link somewhere else on its way."""
+    socket = Lost()
+
+    @asynccontextmanager
+    async def connect(*_: object, **__: object) -> AsyncIterator[Lost]:
+        yield socket
+
+    monkeypatch.setattr("provider.link.connect", connect)
+
+    async def play() -> None:
+        async with residency_in(tmp_path) as residency:
+            surface = Surface(residency, time.time, Random(1))
+            link = Link("ws://127.0.0.1:1/ws/provider", "dbk_x", IDENTITY, residency, surface, Random(1))
+            running = asyncio.create_task(link.run(time.monotonic))
+            await socket.reached.wait()
+            socket.lost.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            running.cancel()
+            ended, _ = await asyncio.wait({running}, timeout=10)
+            running.cancel()
+            assert ended, "it goes on dialling"
+            assert running.cancelled()
+
+    asyncio.run(play())
 
 
 def test_draining_is_told_and_new_requests_are_refused_as_retryable(tmp_path: Path) -> None:

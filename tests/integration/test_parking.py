@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.client import COMPLETION, MODEL, Api, Stream, counting
-from tests.integration.processes import NO_TLS, Command, free_port, health, running, until
+from tests.integration.processes import NO_TLS, Command, free_port, gone, health, running, until
 from tests.soak import SOAK
 
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 7})
