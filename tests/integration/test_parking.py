@@ -198,6 +198,7 @@ def test_the_next_start_removes_the_files_of_a_killed_provider_and_nothing_else(
         os.kill(command.process.pid, signal.SIGKILL)
         os.kill(worker.pid, signal.SIGKILL)
         command.process.wait()
+        until(lambda: gone([worker]), what="the end of the worker")
     others = [park / "notes.txt", park / "model.safetensors", park / f"{os.getpid()}-1-x.safetensors"]
     for one in others:
         one.write_text("mine")
