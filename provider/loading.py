@@ -112,7 +112,7 @@ class Loading:
         await model.slot.start()
         self._occupancy.note_baseline(model)
         self._occupancy.ledger.release(claim)
-        await self._guard(model)
+        await self._guard(model, evict)
         self._still_wanted(model)
 
     async def _make_room(self, model: Model, claim: Claim, evict: bool) -> Charge:
@@ -207,13 +207,31 @@ class Loading:
         if self._occupancy.shares(self._occupancy.reserve([model.id]), model, charge) is None:
             raise LoadRefused(self._refuse(model, charge, reading, Why.SHARES))
 
-    async def _guard(self, model: Model) -> None:
-        """What chats can have is measured once the weights are in; too little, and the model goes again."""
+    async def _guard(self, model: Model, evict: bool) -> None:
+        """What chats can have is measured once the weights are in. Where that is too little, idle models make room;
+        where all of them together would not make enough, the model goes again."""
         await model.slot.clear_cache()
-        reading = await self._sample(model)
-        enough = live_kv_headroom(reading, self._occupancy.reserve([model.id])) >= model.member.minimum_bytes
-        if not enough or not await self._granting.shrink():
-            raise LoadRefused(self._refuse(model, Charge(0), reading, Why.AFTER_LOAD))
+        try:
+            while True:
+                reading = await self._sample(model)
+                short = model.member.minimum_bytes - live_kv_headroom(reading, self._occupancy.reserve([model.id]))
+                if short <= 0 and await self._granting.shrink():
+                    return
+                victims = self._victims_of_guard(model, short) if evict else []
+                if not victims:
+                    raise LoadRefused(self._refuse(model, Charge(0), reading, Why.AFTER_LOAD))
+                await self._evict(victims)
+        finally:
+            self._occupancy.chosen.clear()
+
+    def _victims_of_guard(self, model: Model, short_bytes: int) -> list[Model]:
+        """The idle models, the coldest first; none where their leaving would not do."""
+        idle = [one for one in self._occupancy.idle if one is not model]
+        if sum(one.slot.resident_bytes for one in idle) < short_bytes:
+            return []
+        without = [one.id for one in idle]
+        enough = self._occupancy.shares(self._occupancy.reserve([model.id]), without=without) is not None
+        return idle if enough else []
 
     async def _undo(self, model: Model, claim: Claim) -> None:
         """All of a failed load: worker, grant, claim, caches, marker; then the reserve, and the survivors' room."""

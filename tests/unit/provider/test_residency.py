@@ -209,6 +209,27 @@ async def test_a_model_that_turns_out_too_heavy_for_the_others_shares_is_unloade
 
 
 @played
+async def test_idle_models_make_room_for_one_that_turns_out_heavier_than_its_files() -> None:
+    world = World([build("a", 3), build("b", 3), build("new", 8, loaded_bytes=17 * GIB)])
+    await world.load("a", "b")
+    await world.load("new")
+    assert world.resident == {"b", "new"}, "the one that had been idle longest was enough"
+    assert share(world, "b") > 0
+    await check_rest(world)
+
+
+@played
+async def test_nobody_leaves_for_one_that_turns_out_too_heavy_even_for_the_empty_machine() -> None:
+    world = World([build("a", 3), build("new", 8, loaded_bytes=24 * GIB)])
+    await world.load("a")
+    load = await world.begin(world.residency.load("new"))
+    await world.open_all()
+    assert await refusal(load) is Why.AFTER_LOAD
+    assert world.resident == {"a"}
+    await check_rest(world)
+
+
+@played
 async def test_a_stale_reading_is_not_decided_upon() -> None:
     world = World([build("a", 4)])
     load = await world.begin(world.residency.load("a"))
