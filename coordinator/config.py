@@ -14,9 +14,12 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
 MOST_WAITING = 1000
 """Requests that wait for one model."""
+MOST_PROVIDERS, MOST_PROVIDERS_OF_A_TOKEN = 20_000, 5_000
+"""That are connected, or may still come back to their answers."""
 DEFAULT_DATA_DIR = Path("~/.local/share/darkbloom")
 RESUME_WITHIN = "DARKBLOOM_RESUME_WITHIN_S"
 LONGEST_WAIT_S = 3600
+LARGEST_COUNT = 10**6
 SECRET_FORM = re.compile(r"dbk_[A-Za-z0-9_-]{32,}")
 
 
@@ -78,6 +81,14 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many providers may be connected, or come back to their answers: of one token, and in all."""
+
+    of_a_token: int = MOST_PROVIDERS_OF_A_TOKEN
+    in_all: int = MOST_PROVIDERS
+
+
+@dataclass(frozen=True, slots=True)
 class UpSecrets:
     """The pair of secrets that the process which started this coordinator has made for it."""
 
@@ -104,6 +115,7 @@ class Settings:
     up: UpSecrets | None = None
     timings: Timings = Timings()
     pace: Pace = Pace()
+    bounds: Bounds = Bounds()
     most_waiting: int = MOST_WAITING
     tls: Tls | None = None
 
@@ -127,6 +139,11 @@ def settings(
         port=port,
         up=_up_secrets(environment),
         timings=Timings(resume_within_s=_seconds(environment, RESUME_WITHIN, RESUME_WITHIN_S)),
+        bounds=Bounds(
+            of_a_token=_count(environment, "DARKBLOOM_MOST_PROVIDERS_PER_TOKEN", MOST_PROVIDERS_OF_A_TOKEN),
+            in_all=_count(environment, "DARKBLOOM_MOST_PROVIDERS", MOST_PROVIDERS),
+        ),
+        most_waiting=_count(environment, "DARKBLOOM_MOST_WAITING", MOST_WAITING),
         tls=_tls(tls_cert, tls_key),
     )
 
@@ -157,6 +174,15 @@ def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> flo
     if not 0 < seconds <= LONGEST_WAIT_S:
         raise BadConfiguration(f"{name}={told}: must be a number of seconds between 0 and {LONGEST_WAIT_S}.")
     return seconds
+
+
+def _count(environment: Mapping[str, str], name: str, otherwise: int) -> int:
+    told = environment.get(name)
+    if not told:
+        return otherwise
+    if not (told.isascii() and told.isdecimal() and 1 <= int(told[:10]) <= LARGEST_COUNT):
+        raise BadConfiguration(f"{name}={told[:40]}: must be a whole number between 1 and {LARGEST_COUNT}.")
+    return int(told)
 
 
 def _up_secrets(environment: Mapping[str, str]) -> UpSecrets | None:

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from typing import assert_never
 
 from coordinator import fleet, log, mirror
-from coordinator.config import Timings
+from coordinator.config import Bounds, Timings
 from coordinator.connection import Connection, Malformed, Spoiled
-from coordinator.departed import Departed, size
 from coordinator.fleet import Hold, Presence, ProviderView
 from coordinator.inbox import Broken, Frame, Inbox
 from coordinator.link import CLOSE_S, Link, Socket
 from coordinator.metrics import Metrics
+from coordinator.occasional import Occasional
 from coordinator.orders import Order, Orders, failure_kind
+from coordinator.registry import Registry
+from coordinator.roster import Full
 from coordinator.streams import Agreed, Stream, Streams
 from coordinator.views import Views
 from provider.protocol import (
@@ -35,6 +37,7 @@ from provider.protocol import (
     LoadModelStatus,
     ModelsUpdate,
     PrefetchStatus,
+    ProtocolErrorMessage,
     Register,
     Registered,
     Routability,
@@ -44,6 +47,10 @@ from provider.protocol import (
 CLOSE_GOING_AWAY = 1001
 CLOSE_LOST = 4408
 """No heartbeat for 45 s on a socket that is still open."""
+LONG_FRAME = 16 * 1024
+"""Characters that take a millisecond; several that have come together are not read in one turn of the event loop."""
+CLOSE_NO_PLACE = 1013
+"""For now: the provider dials again."""
 WATCH_EVERY_S = 1.0
 STALL_S = 5.0
 """A watch that is so late says nothing of the providers."""
@@ -57,17 +64,19 @@ class Hub:
         timings: Timings,
         clock: Callable[[], float],
         seen: Callable[[Register], None],
+        bounds: Bounds | None = None,
     ) -> None:
         self._timings = timings
         self._clock = clock
         self._seen = seen
-        self._views = Views()
+        self._registry = Registry(bounds or Bounds(), timings, clock)
+        self._views = self._registry.views
         self._connections: dict[str, Connection] = {}
-        self._departed = Departed()
         self._streams = Streams()
         self._watch_every_s = min(WATCH_EVERY_S, timings.resume_within_s / 4, timings.failover_after_s)
         self._generations = itertools.count(1)
         self._links: dict[asyncio.Task[None], Link] = {}
+        self._turned_away = Occasional()
         self._desired: DesiredModels | None = None
         self._drains: frozenset[str] = frozenset()
         self.orders = Orders()
@@ -144,20 +153,16 @@ class Hub:
                 self._lose(connection)
             return
         self._give_up(view, now)
+        if not self._registry.may_resume(view):
+            self._retire(view.provider_id)
         if view.provider_id in self._views and fleet.forgotten(view, now, self._timings):
-            self._departed.back(view.provider_id)
-            self._unlist(view.provider_id)
+            self._streams.end(view.provider_id)
+            self._registry.forget(view.provider_id)
 
-    def _unlist(self, provider_id: str) -> None:
-        self._streams.end(provider_id)
-        del self._views[provider_id]
-        log.event("provider_forgotten", provider=provider_id)
-
-    def _depart(self, connection: Connection) -> None:
-        """It stays listed for a while, as long as there is room for those who have left."""
-        told = size(self._views[connection.provider_id])
-        for provider_id in self._departed.left(connection.provider_id, connection.link.owner, told):
-            self._unlist(provider_id)
+    def _retire(self, provider_id: str) -> None:
+        """It will not come back to its answers."""
+        for forgotten in self._registry.retire(provider_id):
+            self._streams.end(forgotten)
 
     def _give_up(self, view: ProviderView, now: float) -> None:
         """Of a provider that is away: what has waited long enough, or has another place to go."""
@@ -184,6 +189,8 @@ class Hub:
             if connection is not None:
                 async for frame in link.frames():
                     self._hear(connection, frame)
+                    if len(frame) >= LONG_FRAME:
+                        await asyncio.sleep(0)
         except Malformed:
             pass
         except Exception as error:
@@ -197,12 +204,16 @@ class Hub:
 
     async def _greet(self, link: Link) -> Connection | None:
         """Registration comes first, and soon."""
-        try:
-            async with asyncio.timeout(self._timings.register_within_s):
-                return await self._registration(link)
-        except TimeoutError:
-            link.close(CLOSE_PROTOCOL_ERROR, "no register")
-            return None
+        with self._registry.greeting(link.owner) as full:
+            if full is not None:
+                self._turn_away(link, full)
+                return None
+            try:
+                async with asyncio.timeout(self._timings.register_within_s):
+                    return await self._registration(link)
+            except TimeoutError:
+                link.close(CLOSE_PROTOCOL_ERROR, "no register")
+                return None
 
     async def _registration(self, link: Link) -> Connection | None:
         pending = Connection(link, self.metrics)
@@ -221,16 +232,28 @@ class Hub:
                     pending.complain("register must come first")
         return None
 
-    def _admit(self, link: Link, message: Register) -> Connection:
+    def _turn_away(self, link: Link, full: Full) -> None:
+        self._note_full(link, full)
+        link.close(CLOSE_NO_PLACE, f"no place for another provider: {full.value}")
+
+    def _note_full(self, link: Link, full: Full) -> None:
+        """Who is turned away dials again, so the log has it now and then."""
+        self.metrics.turned_away.labels(full.value).inc()
+        times = self._turned_away.happened((full, link.owner), self._clock())
+        if times is not None:
+            log.warning("provider_turned_away", reason=full.value, token=link.owner, times=times)
+
+    def _admit(self, link: Link, message: Register) -> Connection | None:
+        full = self._registry.place(message, link.owner)
+        if full is not None:
+            self._turn_away(link, full)
+            return None
         connection = Connection(link, self.metrics, message.provider_id, next(self._generations))
         older = self._connections.get(message.provider_id)
         if older is not None:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
         self._connections[message.provider_id] = connection
-        self._departed.back(message.provider_id)
-        former = self._views.get(message.provider_id)
-        fresh = fleet.registered(message, connection.generation, self._clock(), former)
-        self._views[message.provider_id] = fleet.drain_ordered(fresh, message.provider_id in self._drains)
+        self._registry.enter(message, connection.generation, message.provider_id in self._drains)
         self._seen(message)
         agreed = self._streams.resume(message.provider_id, connection, message.resume)
         link.send(self._welcome(connection, agreed))
@@ -273,7 +296,6 @@ class Hub:
             self._streams.suspend(connection.provider_id, now)
             view = self._views[connection.provider_id]
             self._views[connection.provider_id] = fleet.disconnected(view, now)
-            self._depart(connection)
 
     def _lose(self, connection: Connection) -> None:
         """The provider will not come back with its answers. Idempotent."""
@@ -281,7 +303,7 @@ class Hub:
             self._streams.end(connection.provider_id)
             view = self._views[connection.provider_id]
             self._views[connection.provider_id] = fleet.lost(view)
-            self._depart(connection)
+            self._retire(connection.provider_id)
 
     def _forget(self, connection: Connection) -> bool:
         if self._connections.get(connection.provider_id) is not connection:
@@ -305,7 +327,7 @@ class Hub:
                 beaten = self._views[view.provider_id] = mirror.eased(fleet.beaten(view, message, self._clock()))
                 self.orders.beaten(view.provider_id, beaten.slots)
             case ModelsUpdate():
-                self._views[view.provider_id] = mirror.eased(fleet.models_replaced(view, message))
+                self._advertise(connection, message)
             case InferenceAccepted():
                 self._views[view.provider_id] = fleet.accepted(view, message.request_id)
                 self._deliver(connection, message, len(frame))
@@ -317,6 +339,13 @@ class Hub:
                 connection.complain("register comes once")
             case _:
                 assert_never(message)
+
+    def _advertise(self, connection: Connection, message: ModelsUpdate) -> None:
+        full = self._registry.advertise(connection.provider_id, message)
+        if full is not None:
+            self._note_full(connection.link, full)
+            why = f"models_update: no place for so many models: {full.value}; the list before stands"
+            connection.link.send(ProtocolErrorMessage(message=why))
 
     def _spoil(self, connection: Connection, frame: Spoiled) -> None:
         """What was lost with the frame will not come again: the answer that it was part of ends, and no other."""

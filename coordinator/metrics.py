@@ -64,6 +64,12 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.turned_away = Counter(
+            "darkbloom_providers_turned_away",
+            "Dials of providers for which there was no place, and lists of models that were too long for it.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.running = Gauge("darkbloom_requests_running", "Generation requests in progress.", registry=self.registry)
         self.first_chunk = Histogram(
             "darkbloom_time_to_first_chunk_seconds",

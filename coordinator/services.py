@@ -108,7 +108,7 @@ def _wire(settings: Settings, store: Store, leadership: Leadership) -> Services:
     def left_behind() -> Iterator[Journal]:
         return journal.left_behind(settings.data_dir)
 
-    hub = Hub(settings.timings, time.monotonic, seen)
+    hub = Hub(settings.timings, time.monotonic, seen, settings.bounds)
     recorder = Recorder(store.write, hub.metrics, journal.begun(settings.data_dir), left_behind)
     limits = RateLimits(time.monotonic)
     accounts = Accounts(recorder, limits, lambda: datetime.now(UTC))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from coordinator import fleet
-from coordinator.config import Timings
+from coordinator.config import Bounds, Timings
 from coordinator.fleet import Hold, Presence
 from coordinator.hub import WATCH_EVERY_S, Hub
 from coordinator.inbox import Inbox
@@ -56,24 +56,33 @@ class Wires:
 class World:
     """A hub, its clock, and providers by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds | None = None) -> None:
         self.now = 1000.0
-        self.hub = Hub(TIMINGS, lambda: self.now, lambda _: None)
+        self.registered: list[str] = []
+        """The providers that were let in, each time."""
+        self.hub = Hub(TIMINGS, lambda: self.now, lambda seen: self.registered.append(seen.provider_id), bounds)
         self.serving: list[asyncio.Task[None]] = []
 
-    async def join(self, number: int = 0, resume: dict[str, int] | None = None, model: str = MODEL) -> Wires:
-        """`resume`: what it could go on with, and from which number on it would."""
-        wires = await self.dial()
+    async def join(
+        self,
+        number: int = 0,
+        resume: dict[str, int] | None = None,
+        model: str = MODEL,
+        owner: int = 0,
+        models: tuple[str, ...] = (),
+    ) -> Wires:
+        """`resume`: what it could go on with, and from which number on it would. `models` rather than the one."""
+        wires = await self.dial(owner)
         points = [ResumePoint(request_id=id, next_seq=seq) for id, seq in (resume or {}).items()]
-        wires.say(register(uuid_of(number), (model,)).model_copy(update={"resume": points}))
+        wires.say(register(uuid_of(number), models or (model,)).model_copy(update={"resume": points}))
         wires.say(heartbeat())
         await settle()
         return wires
 
-    async def dial(self) -> Wires:
-        """A socket that has said nothing yet."""
+    async def dial(self, owner: int = 0) -> Wires:
+        """A socket that has said nothing yet, and came by that token."""
         wires = Wires()
-        self.serving.append(asyncio.create_task(self.hub.serve(wires)))
+        self.serving.append(asyncio.create_task(self.hub.serve(wires, owner)))
         return wires
 
     async def wait(self, seconds: float) -> None:
@@ -111,8 +120,8 @@ async def settle() -> None:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    made = World()
+async def world(bounds: Bounds | None = None) -> AsyncIterator[World]:
+    made = World(bounds)
     try:
         yield made
     finally:
@@ -121,9 +130,9 @@ async def world() -> AsyncIterator[World]:
         await asyncio.gather(*made.serving, return_exceptions=True)
 
 
-def play(scene: Callable[[World], Awaitable[None]]) -> None:
+def play(scene: Callable[[World], Awaitable[None]], bounds: Bounds | None = None) -> None:
     async def run() -> None:
-        async with world() as made:
+        async with world(bounds) as made:
             await scene(made)
 
     asyncio.run(run())

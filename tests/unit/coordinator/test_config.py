@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import settings
+from coordinator.config import Bounds, settings
 from coordinator.errors import BadConfiguration
 
 KEY, TOKEN = "dbk_" + "a" * 32, "dbk_" + "b" * 43
@@ -44,6 +44,26 @@ def test_the_wait_for_a_provider_can_be_set() -> None:
 def test_a_bad_wait_stops_the_start_and_names_the_key(bad: str) -> None:
     with pytest.raises(BadConfiguration, match=r"DARKBLOOM_RESUME_WITHIN_S=.*between 0 and 3600"):
         settings({"DARKBLOOM_RESUME_WITHIN_S": bad})
+
+
+def test_what_a_coordinator_takes_can_be_set() -> None:
+    assert (settings({}).bounds, settings({}).most_waiting) == (Bounds(of_a_token=5000, in_all=20_000), 1000)
+    told = settings(
+        {
+            "DARKBLOOM_MOST_PROVIDERS": "40000",
+            "DARKBLOOM_MOST_PROVIDERS_PER_TOKEN": "7",
+            "DARKBLOOM_MOST_WAITING": "1",
+        }
+    )
+    assert (told.bounds, told.most_waiting) == (Bounds(of_a_token=7, in_all=40_000), 1)
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "1.5", "many", "1000001", "9" * 5000, "٣"])
+@pytest.mark.parametrize("name", ["MOST_PROVIDERS", "MOST_PROVIDERS_PER_TOKEN", "MOST_WAITING"])
+def test_a_bad_number_stops_the_start_and_names_the_key(name: str, bad: str) -> None:
+    with pytest.raises(BadConfiguration, match=rf"DARKBLOOM_{name}=.*between 1 and 1000000") as error:
+        settings({f"DARKBLOOM_{name}": bad})
+    assert len(str(error.value)) < 200
 
 
 def test_no_secret_shows_in_a_representation() -> None:
