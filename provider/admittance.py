@@ -31,8 +31,7 @@ class Admittance:
         model = self._served(model_id)
         if model.slot.loaded is not None or model_id in self._occupancy.loading:
             return
-        if model.exact_refusal is not None:
-            raise not_exact(model.exact_refusal)
+        _check_may_be_loaded(model)
         refusal = await self._feasible(model)
         if refusal is not None:
             raise refused_request(refusal)
@@ -41,10 +40,10 @@ class Admittance:
         """The slot of a model that is loaded now. The caller enters it with nothing waited for in between."""
         for _ in range(LOADS_PER_REQUEST):
             model = self._served(model_id)
-            if model.slot.status == "failed" or self._occupancy.takes_requests(model):
-                return model.slot  # a failed one says so itself
-            if model.exact_refusal is not None and model_id not in self._occupancy.loading:
-                raise not_exact(model.exact_refusal)
+            if self._occupancy.takes_requests(model):
+                return model.slot
+            if model_id not in self._occupancy.loading:
+                _check_may_be_loaded(model)
             await self._await_load(model_id)
         raise RequestFailed(wire.unavailable(f"The model {model_id} was unloaded before its turn.", "slot_state", 5))
 
@@ -59,12 +58,23 @@ class Admittance:
         except ExactUnavailable as refused:
             raise not_exact(refused) from refused
         except (ModelError, WorkerError) as error:
+            slot = self._served(model_id).slot
+            if slot.status == "failed":
+                raise RequestFailed(slot.refusal) from error
             message = f"The model {model_id} cannot be loaded: {error}"
             raise RequestFailed(wire.unavailable(message, "slot_state", 5)) from error
         finally:
             awaited[model_id] -= 1
             if not awaited[model_id]:
                 del awaited[model_id]
+
+
+def _check_may_be_loaded(model: Model) -> None:
+    """Raises RequestFailed where another load would end as the last one did, as far as is known."""
+    if model.slot.status == "failed":
+        raise RequestFailed(model.slot.refusal)
+    if model.exact_refusal is not None:
+        raise not_exact(model.exact_refusal)
 
 
 def refused_request(refusal: MemoryRefusal) -> RequestFailed:

@@ -13,7 +13,7 @@ ROUTABLE_FIXES = {
     "no_kv_budget": "Restart the provider with more memory free, or serve fewer models.",
     "provider_draining": "Nothing needs doing where the provider is ending; else an operator has ordered it.",
     "provider_suspect": "Look at the network between the two: heartbeats come late.",
-    "slot_failed": "The provider's log says why its worker keeps ending; restart it once that is mended.",
+    "slot_failed": "The provider's log says why its worker keeps ending. It is tried again by itself, after minutes.",
     "capacity_cooldown": "Nothing needs doing: it is tried again shortly. More memory for keys and values helps.",
     "circuit_open": "Requests kept failing here: the provider's log says why. It is tried again shortly.",
 }

@@ -1,4 +1,5 @@
-"""Unloads what has been idle too long, and asks again for room that a chat has refused to give up while it was open."""
+"""What comes due while nobody asks: unloads what has been idle too long, asks again for room that a chat has refused to
+give up while it was open, and tells of models that had been given up once they may be tried again."""
 
 import asyncio
 import logging
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 
 REAP_EVERY_S = 1.0
 SETTLE_EVERY_S = 5.0
+HEAL_EVERY_S = 1.0
 
 
 async def reap(
@@ -34,3 +36,12 @@ async def settle(granting: Granting, gate: asyncio.Lock, regrow: Callable[[], Aw
         await asyncio.sleep(SETTLE_EVERY_S)
         if not gate.locked() and not granting.settled:
             await regrow()
+
+
+async def heal(occupancy: Occupancy, recovered: Callable[[Model], None]) -> None:
+    while True:
+        await asyncio.sleep(HEAL_EVERY_S)
+        for model in list(occupancy.models.values()):
+            if model.slot.recover():
+                log.info("slot_recovered model=%s", model.id)
+                recovered(model)

@@ -11,7 +11,7 @@ from provider.memory.caps import GIB
 from provider.memory.fit import Fit
 from provider.models.commands import readable_bytes
 from provider.programs import Program
-from provider.running import LoadError, Running
+from provider.running import FailedSlot, LoadError, Running
 from provider.system_memory import MemoryKind, Pressure, SystemMemory
 
 USEFUL_BYTES = 8 * GIB
@@ -99,7 +99,15 @@ def judge_running(running: Running | None, now_s: float) -> list[Finding]:
         fix = "Look at its log; restart it if it hangs. Memory is judged here as if it were not running."
         return [Finding("provider state", Status.WARN, message, fix)]
     found = [] if running.load_error is None else [_judge_load_error(running.load_error, now_s)]
-    return [*found, *judge_links(running.links)]
+    return [*found, *map(_judge_failed, running.failed), *judge_links(running.links)]
+
+
+def _judge_failed(slot: FailedSlot) -> Finding:
+    message = f"{slot.model} is not running: {slot.reason.rstrip('.')}."
+    if slot.retry_in_s is None:
+        return Finding("worker", Status.FAIL, message, "The provider's log says more; restart it once that is mended.")
+    fix = f"It is tried again by itself in {slot.retry_in_s:.0f} s; the provider's log says how each worker ended."
+    return Finding("worker", Status.WARN, message, fix)
 
 
 def _judge_load_error(error: LoadError, now_s: float) -> Finding:

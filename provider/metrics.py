@@ -25,6 +25,11 @@ GAUGES = {
     "decode_tokens_per_second": ("Smoothed over decode steps", lambda slot: slot.rates.decode_tps or 0.0),
     "prefill_tokens_per_second": ("Smoothed over prefill steps", lambda slot: slot.rates.prefill_tps or 0.0),
     "worker_up": ("1 while the worker is ready", lambda slot: float(slot.status == "ready")),
+    "worker_given_up": (
+        "1 while nobody may try another worker, the last ones having died",
+        lambda slot: float(slot.status == "failed"),
+    ),
+    "worker_retry_seconds": ("Until another worker may be tried", lambda slot: slot.retry_in_s or 0.0),
 }
 COUNTERS = {
     "requests": ("Requests taken in", lambda slot: slot.totals.requests),
@@ -34,6 +39,7 @@ COUNTERS = {
     "preempt": ("Parks", lambda slot: slot.totals.parks),
     "preempt_recompute": ("Parks that were recomputed", lambda slot: slot.totals.recomputes),
     "worker_restarts": ("Workers replaced after dying or hanging", lambda slot: slot.totals.restarts),
+    "worker_failures": ("Times it was given up, its workers having died", lambda slot: slot.totals.given_up),
 }
 
 

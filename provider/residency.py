@@ -24,7 +24,7 @@ from provider.exact.policy import Mode as ExactMode
 from provider.exact_setting import ExactSetting
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.granting import Granting
-from provider.idle import reap, settle
+from provider.idle import heal, reap, settle
 from provider.listeners import Listeners
 from provider.loading import Loading, LoadRefused, ReadMemory, nothing_read
 from provider.memory.floors import FloorTable
@@ -107,6 +107,7 @@ class Residency:
         patience_s = (self.config.idle_timeout_mins or 0) * 60
         self._background.spawn(reap(self.occupancy, patience_s, self._clock, self._unload))
         self._background.spawn(settle(self.granting, self._gate, self._regrow))
+        self._background.spawn(heal(self.occupancy, self._recovered))
 
     async def drain(self, grace_s: float | None) -> None:
         """Takes no more requests and gives the running ones `grace_s` seconds to finish, or all they need."""
@@ -291,6 +292,8 @@ class Residency:
         log.warning("load_failed model=%s error=%s", model.id, error)
         if isinstance(error, SelfTestFailed):
             self.retire(model)
+        elif isinstance(error, ModelError | WorkerError) and not isinstance(error, ExactUnavailable):
+            model.slot.failed_again(str(error))
         model.exact_refusal = None
         if isinstance(error, ExactUnavailable) and self.exact.wanted == "on":  # somebody may have changed it meanwhile
             model.exact_refusal = error
@@ -354,6 +357,17 @@ class Residency:
         if self_test:
             self.retire(self.occupancy.models[model_id])
         self._background.spawn(self._regrow())
+
+    def _recovered(self, model: Model) -> None:
+        """It may be tried again: at once where it is to be resident, else when it is asked for."""
+        self._changed.tell()
+        resident = model.pinned or model.id in self._named.preloaded()
+        if resident and model.id in self.advertised_ids and not self.draining:
+            self._background.spawn(self._load_again(model.id))
+
+    async def _load_again(self, model_id: str) -> None:
+        with contextlib.suppress(LoadRefused, ModelError, WorkerError, RequestFailed):  # told where it was refused
+            await self.load(model_id, evict=False)
 
     def worker_replaced(self, model_id: str) -> None:
         self._background.spawn(self._regrow())

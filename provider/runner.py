@@ -24,6 +24,8 @@ OnReport = Callable[[Report | Granted], None]
 Build = Callable[[LoadSpec, LeadingClock], tuple[Engine, Loaded]]
 """Loads a model and puts an engine around it. Raises ModelError."""
 READ_BYTES = 2**18
+LAST_WORDS_S = 1.0
+"""Within that a process ends whose socket has closed: it is not killed before how it ended can be told."""
 
 
 class Runner(Protocol):
@@ -68,6 +70,25 @@ class ProcessRunner:
         return None if self._process is None else self._process.pid
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
+        try:
+            ours = await self._spawn()
+        except OSError as error:
+            raise WorkerError(f"the worker process cannot be started: {error}") from error
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(reader, on_report))
+        self._writer.write(pack(spec))
+        try:
+            return await self._loaded
+        except WorkerError as error:
+            await self.stop(grace_s=LAST_WORDS_S)
+            raise WorkerError(f"{error} ({await self.wait_ended()})") from error
+        except BaseException:
+            await self.stop(grace_s=0)
+            raise
+
+    async def _spawn(self) -> socket.socket:
+        """Our end of the socket between."""
         ours, theirs = socket.socketpair()
         try:
             # -P: a directory named `provider` in the working directory must not be taken for this package.
@@ -81,15 +102,7 @@ class ProcessRunner:
             raise
         finally:
             theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._loaded = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(self._read(reader, on_report))
-        self._writer.write(pack(spec))
-        try:
-            return await self._loaded
-        except BaseException:
-            await self.stop(grace_s=0)
-            raise
+        return ours
 
     def send(self, command: Command) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -21,6 +21,15 @@ class LoadError:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedSlot:
+    """A model whose workers keep dying. `retry_in_s`: when another one may be tried; None: not by itself."""
+
+    model: str
+    reason: str
+    retry_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Unroutable:
     """A model that a coordinator sends no requests for."""
 
@@ -55,6 +64,7 @@ class Running:
     resident: Mapping[str, int] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     load_error: LoadError | None = None
+    failed: tuple[FailedSlot, ...] = ()
     links: tuple[Linked, ...] = ()
 
     @property
@@ -88,6 +98,7 @@ def running_of(state: DaemonState, age_s: float) -> Running:
         resident=resident,
         idle=frozenset(resident) & _idle_models(details.get("slots")),
         load_error=_load_error(_mapping(details.get("last_load_error"))),
+        failed=tuple(_failed(id, _mapping(told)) for id, told in _mapping(details.get("failed")).items()),
         links=tuple(_linked(link) for link in _mappings(details.get("coordinators")) if link.get("url")),
     )
 
@@ -102,6 +113,12 @@ def _load_error(told: Mapping[str, Any]) -> LoadError | None:
     at = told.get("at")
     moment = float(at) if isinstance(at, int | float) else None
     return LoadError(str(told.get("model", "a model")), str(told.get("message", "no reason told")), moment)
+
+
+def _failed(model: str, told: Mapping[str, Any]) -> FailedSlot:
+    left_s = told.get("retry_in_s")
+    retry_in_s = float(left_s) if isinstance(left_s, int | float) else None
+    return FailedSlot(model, str(told.get("reason") or "no reason told"), retry_in_s)
 
 
 def _linked(link: Mapping[str, Any]) -> Linked:

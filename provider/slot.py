@@ -2,12 +2,14 @@
 
 A slot outlives its worker: it can be loaded and unloaded again and again, and its counters go on. A worker that dies
 or hangs is replaced. Streams that had begun end with a typed error; requests of which nothing has been sent yet are
-submitted again, and no other model notices. A worker that keeps dying leaves the slot failed.
+submitted again, and no other model notices. A worker that keeps dying leaves the slot failed for a while, after which
+it is as one that is not loaded: whoever asks for the model has another load tried.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from provider.api import wire
+from provider.cool_off import CoolOff
 from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.exact.policy import Mode as ExactMode
 from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
@@ -50,7 +53,7 @@ HANG_S = 120.0
 """... and this long, is ended and replaced. The longest honest step is one prefill chunk."""
 WATCH_S = 1.0
 QUICK_DEATHS = 4
-"""This many deaths in QUICK_DEATHS_S seconds, and the slot is failed until its model is loaded again."""
+"""This many deaths in QUICK_DEATHS_S seconds, and the slot is failed until its cool-off is over."""
 QUICK_DEATHS_S = 120.0
 BACKOFF_S = (0.0, 1.0, 4.0)
 ENTRIES = 2
@@ -135,6 +138,7 @@ class Totals:
     parks: int = 0
     recomputes: int = 0
     restarts: int = 0
+    given_up: int = 0
     failures: int = 0
 
 
@@ -159,7 +163,7 @@ class ModelSlot:
         self.id = model_id
         self.tokenizer = tokenizer
         self.limits = limits
-        self.status: SlotStatus = "unloaded"
+        self._status: SlotStatus = "unloaded"
         self.reason: str | None = None
         self.draining = False
         """It is being unloaded: it finishes what it has and takes no more. Set by residency."""
@@ -187,8 +191,30 @@ class ModelSlot:
         self._cleared: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._deaths: list[float] = []
+        self._cool_off = CoolOff()
         self._undrafted = False
         self._nonsense = False
+
+    @property
+    def status(self) -> SlotStatus:
+        """`failed` for as long as its cool-off lasts."""
+        return "unloaded" if self._status == "failed" and self.retry_in_s == 0 else self._status
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """Of a slot that has failed: how long until a load may be tried again; None where no time is set."""
+        if self._status != "failed" or self._nonsense:
+            return None
+        return self._cool_off.left_s(self._clock())
+
+    @property
+    def refusal(self) -> wire.Failure:
+        """What a request is told while there is no worker, nor one to come."""
+        said, left_s = f"The model {self.id} is not running: {self.reason}", self.retry_in_s
+        if left_s is None:
+            return wire.unavailable(said, "slot_state")
+        after_s = max(1, math.ceil(left_s))
+        return wire.unavailable(f"{said.rstrip('.')}. It is tried again in {after_s} s.", "slot_state", after_s)
 
     @property
     def n_ctx(self) -> int:
@@ -249,14 +275,29 @@ class ModelSlot:
         try:
             await self._launch()
         except BaseException as error:
-            self.status, self.reason = "unloaded", str(error) or type(error).__name__
+            self._status, self.reason = "unloaded", str(error) or type(error).__name__
             raise
         self.used_at = self._clock()
         self._tasks = [asyncio.create_task(self._keep_alive()), asyncio.create_task(self._watch())]
 
+    def failed_again(self, reason: str) -> bool:
+        """A load of its model has failed, and there is no worker. Whether that is one more failure in a row of a slot
+        that had been given up: it is failed again then, for longer."""
+        if not self._cool_off.remembers(self._clock()):
+            return False
+        self._fail(reason)
+        return True
+
+    def recover(self) -> bool:
+        """Whether its cool-off has ended since it was last asked."""
+        if self._status != "failed" or self.status == "failed":
+            return False
+        self._status = "unloaded"
+        return True
+
     async def stop(self) -> None:
         """Ends the worker; open streams end with a typed error."""
-        self.status, self.reason = "unloaded", "the model is not loaded"
+        self._status, self.reason = "unloaded", "the model is not loaded"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -360,7 +401,7 @@ class ModelSlot:
 
     def _admit(self, request: GenerationRequest) -> Stream:
         if self.status in ("failed", "unloaded"):
-            raise RequestFailed(wire.unavailable(f"The model {self.id} is not running: {self.reason}", "slot_state"))
+            raise RequestFailed(self.refusal)
         if self.open >= self.limits.max_concurrent + self.limits.max_waiting:
             message = f"{self.open} requests are running or waiting for {self.id}; try again shortly."
             raise RequestFailed(wire.queue_full(message))
@@ -454,11 +495,11 @@ class ModelSlot:
             self._empty.set()
 
     async def _launch(self) -> None:
-        self.status = "loading"
+        self._status = "loading"
         self._runner = self._create_runner()
         self.loaded = await self._runner.start(self.spec, self._on_report)
         self.engine = EngineState(active_bytes=self.loaded.active_bytes)
-        self.status, self.reason = "ready", None
+        self._status, self.reason = "ready", None
         self._heard_at = self._clock()
         log.info(
             "worker_ready model=%s pid=%s device=%s n_ctx=%d load_s=%.2f",
@@ -498,7 +539,7 @@ class ModelSlot:
 
     def _mourn(self, how: str) -> None:
         """Ends the streams that cannot start again."""
-        self.status = "loading"
+        self._status = "loading"
         self._forget_worker()
         self.totals.restarts += 1
         self._deaths = [at for at in self._deaths if self._clock() - at < QUICK_DEATHS_S] + [self._clock()]
@@ -529,13 +570,18 @@ class ModelSlot:
         return False
 
     def _give_up(self, reason: str) -> None:
-        """Until the model is loaded again."""
-        self.status, self.reason = "failed", reason
+        """For as long as its cool-off lasts, or until the model is loaded by hand."""
         self._forget_worker()
         self.loaded = None
-        log.error("slot_failed model=%s reason=%s", self.id, reason)
-        self._end_all(wire.unavailable(f"The model {self.id} is not running: {reason}", "slot_state"))
+        self._fail(reason)
+        self._end_all(self.refusal)
         self._on_failed(self._nonsense)
+
+    def _fail(self, reason: str) -> None:
+        self._status, self.reason = "failed", reason
+        self._cool_off = self._cool_off.after_failure(self._clock())
+        self.totals.given_up += 1
+        log.error("slot_failed model=%s reason=%s retry_in_s=%s", self.id, reason, self.retry_in_s)
 
     async def _watch(self) -> None:
         """Ends a worker whose engine has gone silent; `_keep_alive` then replaces it."""

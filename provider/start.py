@@ -145,14 +145,21 @@ def print_status(running: state.DaemonState) -> None:
         for model, told in link["routability"].items():
             verdict = "routable" if told["routable"] else f"not routable: {told['reason']} {told['detail'] or ''}"
             typer.echo(f"    {model}  {verdict}")
-    exact = running.details.get("exact", {})
+    exact, failed = running.details.get("exact", {}), running.details.get("failed", {})
     for slot in running.details["slots"]:
         counts = f"{slot['running']} running, {slot['waiting']} waiting, {slot['parked']} parked"
         typer.echo(f"  {slot['model']}  {slot['state']}: {counts}")
+        if slot["model"] in failed:
+            typer.echo(f"    {why_failed(failed[slot['model']])}")
         typer.echo(f"    exact concurrency: {_exactness(exact.get(slot['model']))}")
     for model in sorted(exact.keys() - {slot["model"] for slot in running.details["slots"]}):
         typer.echo(f"  {model}  not loaded")
         typer.echo(f"    exact concurrency: {_exactness(exact[model])}")
+
+
+def why_failed(told: Mapping[str, Any]) -> str:
+    left_s = told["retry_in_s"]
+    return f"{told['reason']}{'' if left_s is None else f'; it is tried again in {left_s:.0f} s'}"
 
 
 def _exactness(told: Mapping[str, Any] | None) -> str:
@@ -243,6 +250,8 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
                 for one in links
             ],
             "slots": [one.model_dump() for one in capacity.slots],
+            "failed": {one.id: {"reason": one.reason, "retry_in_s": one.retry_in_s} for one in residency.slots
+                       if one.status == "failed"},
             "exact": {one.id: exact_object(one) for one in residency.served},
             "memory": capacity.memory.model_dump(),
             "resident": {one.id: one.slot.resident_bytes for one in residency.occupancy.residents},

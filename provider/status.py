@@ -21,7 +21,7 @@ class Status:
         self._residency = residency
 
     def health(self) -> Literal["ok", "starting", "stalled", "draining"]:
-        """A failed or silent engine is `stalled`: the service needs a person or a restart."""
+        """A silent engine is `stalled`, and so is a model whose workers keep dying, until it may be tried again."""
         if self._residency.draining:
             return "draining"
         if not self._residency.started:
@@ -93,6 +93,7 @@ class Status:
             "quantization": checkpoint.quantization,
             "state": slot.status,
             "reason": slot.reason,
+            "retry_in_s": None if slot.retry_in_s is None else round(slot.retry_in_s, 1),
             "worker_pid": slot.pid,
             "resident_bytes": slot.resident_bytes,
             "kv_pool_bytes": self._residency.occupancy.granted.get(slot.id),

@@ -1,5 +1,6 @@
 """A model slot with a real worker, for tests: `async with demo_slot() as slot`."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ async def demo_slot(
     create_runner: Callable[[], Runner] = ProcessRunner,
     max_waiting: int = 100,
     hang_s: float = 60.0,
+    clock: Callable[[], float] = time.monotonic,
     **spec: Any,
 ) -> AsyncIterator[ModelSlot]:
     limits = {"max_concurrent": 8, **spec}
@@ -31,6 +33,7 @@ async def demo_slot(
         SlotLimits(limits["max_concurrent"], max_waiting),
         create_runner,
         hang_s=hang_s,
+        clock=clock,
     )
     await slot.start()
     try:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from provider.cool_off import FIRST_S
 from provider.errors import ModelError, RequestFailed
 from provider.generation import Delta, Finished, Notice
 from provider.models.bundled import BUNDLED_MODEL_DIR
@@ -156,9 +158,10 @@ def test_a_worker_that_hangs_is_replaced() -> None:
     scene(play)
 
 
-def test_a_slot_whose_worker_keeps_dying_fails_and_says_so() -> None:
+def test_a_slot_whose_worker_keeps_dying_fails_and_says_so_and_serves_again_once_it_has_cooled_off() -> None:
     async def play() -> None:
-        async with demo_slot() as slot:
+        slept_s = 0.0
+        async with demo_slot(clock=lambda: time.monotonic() + slept_s) as slot:
             deaths = 0
             while slot.status != "failed":
                 if slot.status == "ready" and slot.pid is not None:
@@ -167,8 +170,17 @@ def test_a_slot_whose_worker_keeps_dying_fails_and_says_so() -> None:
                         deaths += 1
                 await asyncio.sleep(0.01)
             assert deaths >= 4
-            assert await code_of(collect(slot, ask("hi", "late"))) == "slot_state"
-            assert "keeps dying" in (slot.reason or "")
+            with pytest.raises(RequestFailed) as refused:
+                await collect(slot, ask("hi", "late"))
+            told = refused.value.failure
+            assert (told.status, told.code) == (503, "slot_state")
+            assert 1 <= (told.retry_after_s or 0) <= FIRST_S
+            assert "its worker keeps dying (" in told.message
+            assert "signal 9" in told.message
+            slept_s = FIRST_S
+            assert slot.status == "unloaded"
+            await slot.start()
+            assert (await collect(slot, ask("Count from 3 to 9.", "again", 8)))[0] == "3, 4, 5,"
 
     scene(play)
 

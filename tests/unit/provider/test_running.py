@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from provider.running import FRESH_S, Linked, LoadError, Running, Unroutable, read_running, running_of
+from provider.running import FRESH_S, FailedSlot, Linked, LoadError, Running, Unroutable, read_running, running_of
 from provider.state import DaemonState, path_in, write_state
 
 DETAILS: dict[str, Any] = {
     "memory": {"active_bytes": 700, "cache_bytes": 30, "activation_reserve_bytes": 99, "physical_bytes": 1},
     "resident": {"a": 400, "b": 200},
     "slots": [{"model": "a", "state": "idle"}, {"model": "b", "state": "running"}, {"model": "c", "state": "idle"}],
+    "failed": {"d": {"reason": "its worker keeps dying (signal 9)", "retry_in_s": 12.5}, "e": {"reason": None}},
     "last_load_error": {"model": "c", "message": "c needs 9 GiB", "at": 1000.5},
     "coordinators": [
         {
@@ -43,6 +44,10 @@ def test_everything_that_is_told_is_taken() -> None:
         resident={"a": 400, "b": 200},
         idle=frozenset({"a"}),
         load_error=LoadError("c", "c needs 9 GiB", 1000.5),
+        failed=(
+            FailedSlot("d", "its worker keeps dying (signal 9)", 12.5),
+            FailedSlot("e", "no reason told", None),
+        ),
         links=(
             Linked("ws://one", True, "", ("a",), (Unroutable("ws://one", "c", "memory_cap", "9 GiB"),)),
             Linked("ws://away", False, "connection lost"),

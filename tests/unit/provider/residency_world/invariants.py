@@ -1,5 +1,6 @@
 """What must hold of a provider at every moment, and what when everything has come to rest."""
 
+from provider.cool_off import LONGEST_S
 from provider.memory.admission import max_loadable_weight
 from provider.memory.floors import activation_reserve
 from provider.memory.requirement import padded_weights
@@ -21,6 +22,9 @@ def check(world: World) -> None:
     assert len(world.workers) <= 3
     assert len(occupancy.loading) <= 1
     assert occupancy.loading or not occupancy.ledger.outstanding_bytes
+    for one in occupancy.models.values():
+        if one.slot.status == "failed":
+            assert (one.slot.loaded, granted.get(one.id)) == (None, None), f"{one.id} has no worker, and yet room"
     served = [occupancy.models[id] for id in residency.advertised_ids]
     assert not any(residency.retired.covers(one.id, one.digest) for one in served)
 
@@ -81,6 +85,9 @@ async def check_rest(world: World) -> None:
     told = {served_as(world, one): (one.pool_bytes, one.reserve_bytes) for one in world.workers}
     assert told == {id: (share, occupancy.reserve()) for id, share in occupancy.granted.items()}
     assert residency.granting.settled
+    for one in occupancy.models.values():
+        waits = one.slot.retry_in_s is None or 0 < one.slot.retry_in_s <= LONGEST_S
+        assert one.slot.status in ("unloaded", "ready") or (one.slot.status == "failed" and waits)
     check_offers(residency, world.operations)
     await check_capacity(world)
 

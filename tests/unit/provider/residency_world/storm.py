@@ -1,12 +1,16 @@
 """Everything that may happen to a provider, in an order that a seed draws."""
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-from provider.errors import DarkbloomError, ModelError, SelfTestFailed, WorkerError
+from provider.errors import DarkbloomError, ModelError, RequestFailed, SelfTestFailed, WorkerError
+from provider.loading import LoadRefused
 from provider.memory.caps import GIB
+from provider.slot import ModelSlot
 from tests.unit.provider.residency_world.builds import Build, build
 from tests.unit.provider.residency_world.invariants import check, check_admitted, check_rest
 from tests.unit.provider.residency_world.world import World
@@ -22,9 +26,12 @@ class Storm:
         self.trace: list[str] = []
         self.tasks: dict[str, asyncio.Task[Any]] = {}
         self.count = 0
+        self.came_back = 0
         self.revision = 0
         self.fetches_alone = self.random.random() < 0.5
+        frail = self.random.random() < 0.5
         self.wanted = set[str]()
+        self.cursed = set[str]()
         builds = [self._build(name) for name in (*NAMED, *FETCHED)]
         builds += [self._build(f"{name}@2", digest="b2" * 32) for name in FETCHED]
         floors = {one: self.random.choice((0.5, 1, 3)) for one in (*NAMED, *FETCHED) if self.random.random() < 0.6}
@@ -34,6 +41,7 @@ class Storm:
             self.open: 60, self.load: 8, self.unload: 4, self.chat: 10, self.end_chat: 6, self.cancel_chat: 3,
             self.die: 3, self.others: 4, self.think: 2, self.prefetch: 4, self.desire: 4, self.withdraw: 1,
             self.retire: 1, self.look: 3, self.capacity: 3, self.time: 5, self.long_time: 1,
+            self.curse: 4 if frail else 0, self.lift: 1, self.minutes: 4 if frail else 0,
         }  # fmt: skip
 
     def _build(self, name: str, **more: Any) -> Build:
@@ -60,6 +68,7 @@ class Storm:
         """Chats end, the others give their memory back, and everything that waits is let through."""
         self.note("rest")
         self.world.others_bytes = 0
+        self.cursed.clear()
         for task in self.world.chats.values():
             task.cancel()
         for _ in range(90):
@@ -71,8 +80,22 @@ class Storm:
             if not task.cancelled() and (error := task.exception()) is not None:
                 assert isinstance(error, DarkbloomError), f"{name}: {error!r}"
         await check_rest(self.world)
+        await self.come_back()
         if not self.fetches_alone:
             assert set(self.world.residency.advertised_ids) <= {*NAMED, *self.wanted}, "served, and no longer desired"
+
+    async def come_back(self) -> None:
+        """Who had been given up is loaded again once it has cooled off, if there is room."""
+        residency = self.world.residency
+        for id in residency.advertised_ids:
+            slot = self.world.model(id).slot
+            if not slot.totals.given_up:
+                continue
+            await self.world.loop.advance(slot.retry_in_s or 0.0)
+            with contextlib.suppress(LoadRefused):
+                await self.world.complete(residency.load(id))
+                self.came_back += 1
+            await check_rest(self.world)
 
     def note(self, *words: object) -> None:
         self.trace.append(" ".join(map(str, words)))
@@ -93,7 +116,9 @@ class Storm:
             return
         name = self.random.choice(names)
         result: Any = None
-        if name.startswith("start:"):
+        if name.startswith("start:") and name.removeprefix("start:").partition("@")[0] in self.cursed:
+            result = WorkerError("cursed")
+        elif name.startswith("start:"):
             result = self.random.choice(STARTS)
         elif name.startswith("digest:") and self.random.random() < 0.1:
             result = "another"
@@ -121,7 +146,11 @@ class Storm:
         self.count += 1
         id = self.any_model()
         self.note("chat", self.count, id)
-        await self.world.chat(str(self.count), id, self.random.choice((0.1, 0.5, 2.0, 8.0)))
+        slot, loading = self.world.model(id).slot, id in self.world.residency.occupancy.loading
+        failed = slot.status == "failed" and not loading and id in self.world.residency.advertised_ids
+        chat = await self.world.chat(str(self.count), id, self.random.choice((0.1, 0.5, 2.0, 8.0)))
+        if failed:
+            check_refused_at_once(chat, slot)
 
     async def end_chat(self) -> None:
         open_chats = [(worker, id) for worker in self.world.workers if worker.alive for id in worker.chats]
@@ -143,6 +172,20 @@ class Storm:
             worker = self.random.choice(alive)
             self.note("die", worker.id)
             worker.die()
+
+    async def curse(self) -> None:
+        """From now on its workers die, and others cannot be started in their places."""
+        alive = [one.build.name.partition("@")[0] for one in self.world.workers if one.alive]
+        if alive:
+            id = self.random.choice(alive)
+            self.note("curse", id)
+            self.cursed.add(id)
+            for worker in [one for one in self.world.workers if one.alive and one.build.name.startswith(id)]:
+                worker.die()
+
+    async def lift(self) -> None:
+        self.note("lift", *self.cursed)
+        self.cursed.clear()
 
     async def others(self) -> None:
         self.world.others_bytes = int(self.random.choice((0.0, 0.1, 0.3, 0.6)) * self.world.physical_bytes)
@@ -191,3 +234,16 @@ class Storm:
     async def long_time(self) -> None:
         self.note("21 seconds pass")
         await self.world.loop.advance(21)
+
+    async def minutes(self) -> None:
+        seconds = self.random.choice((40, 70, 130))
+        self.note(f"{seconds} seconds pass")
+        await self.world.loop.advance(seconds)
+
+
+def check_refused_at_once(chat: "asyncio.Task[Any]", slot: ModelSlot) -> None:
+    assert chat.done(), "a request waits for a model that has failed"
+    error = chat.exception()
+    assert isinstance(error, RequestFailed)
+    assert error.failure.code == "slot_state"
+    assert error.failure.retry_after_s == math.ceil(slot.retry_in_s or 1)
