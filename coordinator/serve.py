@@ -6,11 +6,12 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import uvicorn
 from fastapi import FastAPI
 
-from coordinator import log
+from coordinator import log, open_files
 from coordinator.app import create_app, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
@@ -26,6 +27,7 @@ LAST_ANSWERS_S = 5
 def serve(settings: Settings, exit_when_closed: int | None = None) -> None:
     """Until a signal, or the end of file on the descriptor. Raises CoordinatorError."""
     listener = bind(settings.host, settings.port)
+    settings = replace(settings, bounds=open_files.allowed(settings.bounds))
     with asyncio.Runner(loop_factory=_config(create_app(), settings).get_loop_factory()) as runner:
         runner.run(_until_told(settings, listener, exit_when_closed))
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ import psutil
 import psycopg
 import pytest
 
-from coordinator.config import Settings
+from coordinator.config import Bounds, Settings
 from coordinator.keys import hashed, new_secret
 from coordinator.store import embedded, postmaster
 from coordinator.store.embedded import EmbeddedPostgres
@@ -272,3 +273,18 @@ def test_a_postgres_that_is_killed_is_started_again(data_dir: Path) -> None:
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
     assert server_of(data_dir) is None
+
+
+@pytest.mark.parametrize(("soft", "hard", "most", "left"), [(64, 4096, 100, 134), (64, 128, 96, 128)])
+def test_as_many_open_files_are_asked_for_as_its_providers_need_and_no_more_providers_taken_than_those_allow(
+    soft: int, hard: int, most: int, left: int
+) -> None:
+    script = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+from coordinator.config import Bounds
+from coordinator.open_files import allowed
+print(allowed(Bounds(of_a_token=7, in_all=100)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{Bounds(of_a_token=7, in_all=most)} {left}"
