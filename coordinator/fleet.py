@@ -26,8 +26,12 @@ from provider.protocol import (
 
 TELLING_LOAD_BYTES = 2**30
 """Of less, a load is mostly the start of a process, and says nothing of the disk."""
-NOTED_MODELS = 64
+NOTED_MODELS = 16
 """Of so many models a provider's last words on loads and prefetches are kept."""
+NOTED_CHARACTERS = 1000
+"""Of a reason among them."""
+STRAY_SLOTS = 16
+"""Of models that it does not advertise: one that it serves no more stays loaded until its chats have ended."""
 
 
 class Presence(StrEnum):
@@ -130,7 +134,7 @@ def beaten(view: ProviderView, beat: Heartbeat, now_s: float) -> ProviderView:
     """A heartbeat older than the last proves life and says nothing else. It counts what we hold accepted."""
     if view.capacity_seq is not None and beat.capacity_seq < view.capacity_seq:
         return replace(view, heard_s=now_s)
-    slots = {slot.model: slot for slot in beat.slots}
+    slots = _slots(view, beat)
     ours = {**view.counted, **view.holds}
     counted = _counted(ours, slots)
     return replace(
@@ -278,6 +282,15 @@ def _amended(slots: Mapping[str, Slot], gone: Hold) -> Mapping[str, Slot]:
     return {**slots, gone.model: slot.model_copy(update={**line, "tokens_used": used})}
 
 
+def _slots(view: ProviderView, beat: Heartbeat) -> dict[str, Slot]:
+    """Those of what it advertises, and a few others: what is kept of a provider grows with its models alone."""
+    slots = {slot.model: slot for slot in beat.slots}
+    if len(slots) > STRAY_SLOTS:
+        for model in [model for model in slots if model not in view.models][STRAY_SLOTS:]:
+            del slots[model]
+    return slots
+
+
 def _loading(view: ProviderView, slots: Mapping[str, Slot], now_s: float) -> Mapping[str, float]:
     loading = [model for model, slot in slots.items() if slot.state == "loading"]
     return {model: view.loading_since_s.get(model, now_s) for model in loading}
@@ -297,5 +310,7 @@ def _load_rate(view: ProviderView, slots: Mapping[str, Slot], now_s: float) -> f
 
 def _noted(notes: Mapping[str, Noted], message: Progress, now_s: float) -> dict[str, Noted]:
     """The oldest is given up for a new one."""
+    if message.reason is not None and len(message.reason) > NOTED_CHARACTERS:
+        message = message.model_copy(update={"reason": message.reason[:NOTED_CHARACTERS]})
     others = [(model, note) for model, note in notes.items() if model != message.model_id]
     return {**dict(others[-NOTED_MODELS + 1 :]), message.model_id: Noted(message, now_s)}

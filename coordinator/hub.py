@@ -218,7 +218,10 @@ class Hub:
     async def _registration(self, link: Link) -> Connection | None:
         pending = Connection(link, self.metrics)
         async for frame in link.frames():
-            match pending.parse(frame):
+            told = pending.parse(frame)
+            if len(frame) >= LONG_FRAME:
+                await asyncio.sleep(0)
+            match told:
                 case Register() as message if message.protocol != PROTOCOL_VERSION:
                     link.close(CLOSE_BAD_VERSION, f"this coordinator speaks version {PROTOCOL_VERSION}")
                     return None

@@ -18,11 +18,12 @@ from provider.wire_limits import (
     MOST_BYTES,
     MOST_CODE,
     MOST_LABEL,
-    MOST_LISTED,
     MOST_MESSAGE,
+    MOST_MODELS,
     MOST_NAME,
     MOST_NUMBER,
     MOST_REASON,
+    MOST_REQUESTS,
     bounded_models,
     bounded_object,
     bounded_usage,
@@ -126,7 +127,7 @@ class ModelAd(Wire):
         return sum(len(text) for text in texts if text)
 
 
-Models = Annotated[list[ModelAd], Field(max_length=MOST_LISTED), AfterValidator(bounded_models)]
+Models = Annotated[list[ModelAd], Field(max_length=MOST_MODELS), AfterValidator(bounded_models)]
 
 
 class ResumePoint(Wire):
@@ -143,7 +144,7 @@ class Register(Wire):
     backend: Label
     hardware: Hardware
     models: Models
-    resume: list[ResumePoint] = Field(default_factory=list, max_length=MOST_LISTED)
+    resume: list[ResumePoint] = Field(default_factory=list, max_length=MOST_REQUESTS)
 
 
 class MemoryReport(Wire):
@@ -189,7 +190,7 @@ class Heartbeat(Wire):
     capacity_seq: Count
     memory: Annotated[MemoryReport, BeforeValidator(_reported)] = Field(default_factory=MemoryReport)
     """Nothing and null are the same: all of it is unknown."""
-    slots: list[Slot] = Field(max_length=MOST_LISTED)
+    slots: list[Slot] = Field(max_length=MOST_MODELS)
     thermal: Literal["nominal", "fair", "serious", "critical"] = "nominal"
     stats: Stats = Field(default_factory=Stats)
 

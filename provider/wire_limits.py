@@ -6,10 +6,13 @@ frame alone.
 
 from typing import Any, Protocol, TypeVar
 
-MOST_LISTED = 4096
-"""Models, slots or requests in one message: far more than a machine has."""
-MOST_MODEL_CHARACTERS = 2**20
-"""Of all the texts of a list of models together: with names of ordinary length 4096 models take half of it."""
+MOST_MODELS = 256
+"""And slots, in one message: a machine advertises tens at most. A coordinator that reads so many does nothing else for
+some ten milliseconds."""
+MOST_REQUESTS = 4096
+"""In one message: as many as a provider has open."""
+MOST_MODEL_CHARACTERS = 2**17
+"""Of all the texts of a list of models together: with names of ordinary length 256 models take a quarter of it."""
 MOST_NAME = 1024
 """Characters of a model's or a request's name; a model may be named by its path."""
 MOST_LABEL = 256

@@ -73,6 +73,14 @@ def test_a_provider_cannot_fill_the_view_with_words() -> None:
     assert len(seen.loads) == fleet.NOTED_MODELS
     assert "m0" not in seen.loads
     assert f"m{fleet.NOTED_MODELS + 9}" in seen.loads
+    long = fleet.told(seen, PrefetchStatus(model_id="m", status="failed", reason="x" * 4096), 0)
+    assert len(long.prefetches["m"].message.reason or "") == fleet.NOTED_CHARACTERS
+
+
+def test_of_slots_a_few_are_kept_whose_model_is_not_advertised() -> None:
+    strays = [slot(f"stray{number}") for number in range(fleet.STRAY_SLOTS + 5)]
+    kept = fleet.beaten(view(), beat(2, slots=(*strays, slot())), 1).slots
+    assert list(kept) == [*(f"stray{number}" for number in range(fleet.STRAY_SLOTS)), MODEL]
 
 
 def test_a_models_update_replaces_the_whole_list() -> None:
