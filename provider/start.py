@@ -39,6 +39,7 @@ from provider.protocol import Hardware
 from provider.residency import Residency
 from provider.session import Identity
 from provider.tls import authorities
+from provider.wire_limits import MOST_NAMED
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,10 @@ def start(
         raise ConfigError(f"no token: pass --token, or set {options.TOKEN_VARIABLE}.")
     if not config.models:
         raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
+    if len(config.models) > MOST_NAMED:
+        raise ConfigError(
+            f"{len(config.models)} models are named: a provider advertises {MOST_NAMED} at most; name fewer."
+        )
     make_data_directory(config.data_dir)
     running = state.read_state(config.data_dir)
     if running is not None:

@@ -9,6 +9,9 @@ from typing import Any, Protocol, TypeVar
 MOST_MODELS = 256
 """And slots, in one message: a machine advertises tens at most. A coordinator that reads so many does nothing else for
 some ten milliseconds."""
+MOST_NAMED = MOST_MODELS // 2
+"""By the operator of a machine, and as many by those of the fleet (`desired_models`): together no more than may be
+advertised."""
 MOST_REQUESTS = 4096
 """In one message: as many as a provider has open."""
 MOST_MODEL_CHARACTERS = 2**17

@@ -20,12 +20,12 @@ from coordinator.services import Services
 from coordinator.store.records import Desired, DesiredList, Pool, Token, TokenKind
 from provider.api.wire import Failure, memory_refused, unavailable
 from provider.protocol import DIGEST_FORM, DesiredModel, LoadModel, LoadModelStatus, PrefetchModel, UnloadModel
+from provider.wire_limits import MOST_NAMED
 
 router = APIRouter(responses={"default": {"description": "An error, in OpenAI's form."}})
 Operator = Annotated[Token, Depends(requires(TokenKind.ADMIN))]
 Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Digest = Annotated[str, Field(pattern=DIGEST_FORM)]
-MAX_DESIRED = 1000
 MAX_POOLS = 100
 EVERYBODY = "*"
 Warm = Annotated[int, Field(ge=0, le=100_000)]
@@ -81,7 +81,7 @@ class DesiredModelOrder(_Body):
 
 
 class DesiredOrder(_Body):
-    models: list[DesiredModelOrder] = Field(max_length=MAX_DESIRED)
+    models: list[DesiredModelOrder] = Field(max_length=MOST_NAMED)
 
     @model_validator(mode="after")
     def _once(self) -> "DesiredOrder":

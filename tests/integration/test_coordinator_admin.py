@@ -298,7 +298,7 @@ BAD: list[tuple[str, str, Any]] = [
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "digest": "D" * 64}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "digest": "d" * 64 + "\n"}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s"}, {"id": "a", "source": "t"}]}),
-    ("PUT", "/v1/admin/desired-models", {"models": [{"id": str(n), "source": "s"} for n in range(1001)]}),
+    ("PUT", "/v1/admin/desired-models", {"models": [{"id": str(n), "source": "s"} for n in range(129)]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "min_warm": -1}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "pools": [{"providers": "*"}]}]}),
     ("PUT", "/v1/admin/desired-models", {"models": [{"id": "a", "source": "s", "min_warm": 1, "pools": [POOL]}]}),

@@ -66,6 +66,10 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
         (("--coordinator", "ws://h/ws/provider", "--model", "darkbloom-demo"), "--token"),
         (("--coordinator", "ws://h/ws/provider", "--token", "t"), "--model"),
         (("--coordinator", "h:8080", "--token", "t", "--model", "darkbloom-demo"), "ws://HOST:PORT"),
+        (
+            ("--coordinator", "ws://h/ws/provider", "--token", "t", *(f"--model=m{one}" for one in range(129))),
+            "128 at most",
+        ),
     ],
 )
 def test_a_provider_without_what_it_needs_names_the_flag(
