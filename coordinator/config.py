@@ -2,12 +2,12 @@
 
 import math
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.errors import BadConfiguration
+from coordinator.tls import Tls
 from provider.protocol import HEARTBEAT_S, LISTED_AFTER_LOSS_S, LOST_AFTER_S, RESUME_WITHIN_S, SUSPECT_AFTER_S
 
 DEFAULT_HOST = "127.0.0.1"
@@ -97,14 +97,6 @@ class UpSecrets:
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files: the certificate with those that vouch for it, and its private key."""
-
-    certificate: Path
-    key: Path
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """`database_url` None means the embedded Postgres of the data directory."""
 
@@ -153,14 +145,9 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
         return None
     if certificate is None or key is None:
         raise BadConfiguration("--tls-cert and --tls-key come together: pass the PEM files of both.")
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except OSError as error:
-        said = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-        raise BadConfiguration(
-            f"--tls-cert {certificate}, --tls-key {key}: not a pair of PEM files ({said})."
-        ) from error
-    return Tls(certificate, key)
+    tls = Tls(certificate, key)
+    tls.loaded()
+    return tls
 
 
 def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:

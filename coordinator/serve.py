@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
 from coordinator.store.lifetime import AskedToEnd
+from coordinator.tls import Certificate
 from provider import collector
 from provider.protocol import MAX_FRAME_BYTES, PING_S
 
@@ -57,11 +58,14 @@ class Stop:
         self.asked.set()
 
 
-async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
+async def run(settings: Settings, listener: socket.socket, stop: Stop, renew: asyncio.Event | None = None) -> None:
     """Answers from the first moment (`starting`), and ends in this order: no new work, what runs finishes,
-    providers are left, the port closes, the store closes. Raises CoordinatorError."""
+    providers are left, the port closes, the store closes. `renew`: set to have the certificate read again. Raises
+    CoordinatorError."""
     app = create_app()
-    server = _Server(_config(app, settings))
+    certificate = None if settings.tls is None else Certificate(settings.tls)
+    keeping = None if certificate is None else asyncio.create_task(certificate.keep(renew or asyncio.Event()))
+    server = _Server(_config(app, settings, certificate))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with open_services(settings, stop.asked) as services:
@@ -75,14 +79,19 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop) -> None:
         pass
     finally:
         await _close(server, serving, stop)
+        if keeping is not None:
+            keeping.cancel()
     serving.result()
     log.event("stopped")
 
 
 async def _until_told(settings: Settings, listener: socket.socket, exit_when_closed: int | None) -> None:
-    stop = Stop()
-    with _signals(stop), _watched(exit_when_closed, stop):
-        await run(settings, listener, stop)
+    stop, renew = Stop(), asyncio.Event()
+    asked = {signal.SIGINT: stop.ask, signal.SIGTERM: stop.ask}
+    if settings.tls is not None:
+        asked[signal.SIGHUP] = renew.set
+    with _signals(asked), _watched(exit_when_closed, stop):
+        await run(settings, listener, stop, renew)
 
 
 async def _drain(services: Services, stop: Stop) -> None:
@@ -111,7 +120,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def _config(app: FastAPI, settings: Settings, certificate: Certificate | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
@@ -122,20 +131,19 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=LAST_ANSWERS_S,
         server_header=False,
-        ssl_certfile=None if settings.tls is None else settings.tls.certificate,
-        ssl_keyfile=None if settings.tls is None else settings.tls.key,
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
     )
 
 
 @contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
+def _signals(asked: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.ask)
+    for each, act in asked.items():
+        loop.add_signal_handler(each, act)
     try:
         yield
     finally:
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in asked:
             loop.remove_signal_handler(each)
 
 
