@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 from websockets.asyncio.client import ClientConnection, connect
 
 from coordinator.cli import app
-from coordinator.config import Pace, Settings, Timings
+from coordinator.config import Pace, Timings
+from coordinator.config import settings as read_settings
 from coordinator.keys import hashed, new_secret
 from coordinator.serve import Stop, bind, run
 from coordinator.store.embedded import EmbeddedPostgres
@@ -158,14 +159,16 @@ async def coordinator(
     data_dir: Path | None = None,
     beside: Running | None = None,
     pace: Pace | None = None,
+    environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """`beside` another one: over its database as it is, with its keys."""
     if data_dir is None:
         with scratch() as made:
-            async with coordinator(postgres, timings, keep_desired, made, beside, pace) as running:
+            async with coordinator(postgres, timings, keep_desired, made, beside, pace, environment) as running:
                 yield running
         return
-    settings = Settings(data_dir, postgres, port=0, timings=timings or Timings(), pace=pace or Pace())
+    told = read_settings(environment or {}, data_dir=data_dir, database_url=postgres, port=0)
+    settings = replace(told, timings=timings or Timings(), pace=pace or Pace())
     if beside is not None:
         secrets = [beside.api_key, beside.admin_key, beside.provider_token]
     else:

@@ -8,15 +8,18 @@ from typing import Any
 import httpx
 import pytest
 
-from provider.protocol import InferenceRequest
+from coordinator.hub import CLOSE_NO_PLACE
+from provider.protocol import InferenceRequest, encode
 from tests.integration.coordinator_harness import (
     Provider,
     chat,
     coordinator,
     counts,
+    dialled,
     events,
     postgres,
     provider,
+    registration,
     slot,
     text_of,
     uuid_of,
@@ -60,7 +63,9 @@ def test_a_waiting_stream_shows_nothing_until_its_first_chunk_and_the_log_tells_
 
     async def scene() -> None:
         gate = Gate()
-        async with coordinator(postgres) as running, provider(running, gate) as played, running.client() as client:
+        full = {"DARKBLOOM_MOST_WAITING": "1", "DARKBLOOM_MOST_PROVIDERS_PER_TOKEN": "1"}
+        made = coordinator(postgres, environment=full)
+        async with made as running, provider(running, gate) as played, running.client() as client:
             await played.beat(slots=[slot(max_concurrency=1)])
             await asyncio.sleep(0.05)
             first = asyncio.create_task(client.post(CHAT, json=chat()))
@@ -71,6 +76,12 @@ def test_a_waiting_stream_shows_nothing_until_its_first_chunk_and_the_log_tells_
             waiting = await some_waiting(client)
             assert (waiting[0]["requests"], waiting[0]["eta_s"], waits.done()) == (1, None, False)
             assert 'darkbloom_requests_waiting{model="demo"} 1.0' in (await client.get("/metrics")).text
+            beyond = await client.post(CHAT, json=chat())
+            assert (beyond.status_code, beyond.json()["error"]["code"]) == (429, "queue_full")
+            async with dialled(running) as another:
+                await another.send(encode(registration("another")))
+                await asyncio.wait_for(another.wait_closed(), 10)
+                assert another.close_code == CLOSE_NO_PLACE
             gate.open.set()
             response = await waits
             assert response.status_code == 200
