@@ -13,7 +13,7 @@ from provider.engine import Engine
 from provider.errors import ConfigError, ModelError
 from provider.exactness import attach_exact
 from provider.grammar.compiler import Guides
-from provider.heads import Head, attach_head, choose_head, inactive
+from provider.heads import Head, attach_head, choose_head, inactive, still_active
 from provider.models.checkpoint import Checkpoint, read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.controller import DepthController
@@ -44,7 +44,7 @@ def build(spec: LoadSpec, clock: Clock | None = None) -> tuple[Engine, Loaded]:
     lanes_in = None if spec.lanes_directory is None else Path(spec.lanes_directory)
     exact = attach_exact(backend, directory, spec.exact, lanes_in)
     engine = engine_around(spec, backend, tokenizer.decode, clock)
-    return engine, loaded_of(engine, drafts, exact, time.monotonic() - started)
+    return engine, loaded_of(engine, still_active(backend, drafts), exact, time.monotonic() - started)
 
 
 def engine_around(spec: LoadSpec, backend: Backend, decode: Decode, clock: Clock | None = None) -> Engine:

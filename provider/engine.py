@@ -166,7 +166,7 @@ class Engine:
         began_s = self._now()
         self._collect(began_s)
         self.scheduler.costs = self.rates.costs(self.backend.savable_bytes)
-        plan = self.scheduler.plan(self.depth.depth(self.scheduler.running), began_s)
+        plan = self.scheduler.plan(self._drafts(), began_s)
         events: list[Event] = []
         self._drawn = 0
         for ids, part in self._parts(plan):
@@ -177,6 +177,10 @@ class Engine:
         if not self.busy:
             self._check_books()
         return Step(plan, events, self._drawn)
+
+    def _drafts(self) -> int:
+        """For each row of the next step."""
+        return 0 if self.backend.draft_failure is not None else self.depth.depth(self.scheduler.running)
 
     def _collect(self, now_s: float) -> None:
         """What has become of the copies."""

@@ -12,7 +12,7 @@ from provider.backends.base import Backend
 from provider.errors import HeadInvalid
 from provider.mtp.artifact import reinspect
 from provider.mtp.head import ExternalHead, HeadArtifact, InlineHead
-from provider.mtp.policy import Declaration, Off, Reason
+from provider.mtp.policy import Declaration, Off, Reason, failed_while_drafting
 from provider.mtp.probe import Probe
 from provider.mtp.smoke import LEAST_ACCEPTANCE, smoke_acceptance, smoke_prompts
 from provider.mtp.verdict import judge
@@ -69,11 +69,24 @@ def _attach(backend: Drafts, head: Head, encode: Encode) -> Off | None:
         return Off(error.reason, str(error))
     except Exception as error:  # a head that fails never fails its model
         log.exception("mtp_load_failed head=%s", head.directory)
-        backend.dismiss()
-        return Off(Reason.ASSISTANT_LOAD_FAILED, f"{head.directory}: the head cannot be used: {error}")
+        return _unusable(backend, head, str(error))
+    if backend.draft_failure is not None:
+        return _unusable(backend, head, backend.draft_failure)
     log.info("mtp_self_check acceptance=%.2f", acceptance)
     if acceptance >= LEAST_ACCEPTANCE:
         return None
     backend.dismiss()
     found = f"{acceptance:.0%} of the drafts in the self-check are right, and {LEAST_ACCEPTANCE:.0%} are needed"
     return Off(Reason.ACCEPTANCE_TOO_LOW, f"{head.directory}: {found}")
+
+
+def _unusable(backend: Drafts, head: Head, why: str) -> Off:
+    backend.dismiss()
+    return Off(Reason.ASSISTANT_LOAD_FAILED, f"{head.directory}: the head cannot be used: {why}")
+
+
+def still_active(backend: Backend, drafts: DraftStatus) -> DraftStatus:
+    """What is said of a head that was chosen, now that more has been computed with it."""
+    if not drafts.active or backend.draft_failure is None:
+        return drafts
+    return inactive(failed_while_drafting(backend.draft_failure))

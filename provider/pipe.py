@@ -189,6 +189,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     restores: CopyState = CopyState()
     drafts: DraftState | None = None
     """None where nothing is drafted."""
+    draft_failure: str | None = None
+    """What has ended the drafting of a model that was loaded to draft."""
 
 
 class SequenceState(msgspec.Struct, frozen=True, kw_only=True):

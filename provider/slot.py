@@ -22,7 +22,7 @@ from provider.cool_off import CoolOff
 from provider.errors import ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.exact.policy import Mode as ExactMode
 from provider.generation import Delta, Entered, Event, Failed, Finished, GenerationRequest, Notice, TextTokenizer
-from provider.mtp.policy import Declaration
+from provider.mtp.policy import Declaration, failed_while_drafting
 from provider.pipe import (
     Cancel,
     ClearCache,
@@ -427,12 +427,22 @@ class ModelSlot:
         if report.state is not None:
             self.engine = report.state
             self.rates.note(report)
+            self._note_drafting(report.state)
             if self._cleared is not None and not self._cleared.done() and self._tells_of_clearing(report.state):
                 self._cleared.set_result(None)
         if report.sequences is not None and self._described is not None and not self._described.done():
             self._described.set_result(report.sequences)
         for event in report.events:
             self._deliver(event)
+
+    def _note_drafting(self, state: EngineState) -> None:
+        """A head that has failed is not drafted with any more; told once."""
+        if state.draft_failure is None or self.loaded is None or not self.loaded.drafts.active:
+            return
+        off = failed_while_drafting(state.draft_failure)
+        drafts = DraftStatus(active=False, reason=off.reason.value, detail=off.detail)
+        self.loaded = msgspec.structs.replace(self.loaded, drafts=drafts)
+        self._tell_drafting(drafts)
 
     def _tells_of_clearing(self, state: EngineState) -> bool:
         """The step of a busy worker may have ended before it was asked."""

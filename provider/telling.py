@@ -7,6 +7,9 @@ from provider.mtp.controller import DepthController
 from provider.parking.mover import Lane
 from provider.pipe import CopyState, DraftState, DraftStatus, EngineState, ExactReport, Loaded
 
+SWITCHED_OFF = "off"
+"""In the place of the controller's state, where it has nothing to decide any more."""
+
 
 def loaded_of(
     engine: Engine, drafts: DraftStatus, exact: ExactReport, load_s: float, baseline_bytes: int | None = None
@@ -47,6 +50,7 @@ def engine_state(engine: Engine) -> EngineState:
         saves=_copies(engine, Lane.SAVE),
         restores=_copies(engine, Lane.RESTORE),
         drafts=_draft_state(engine),
+        draft_failure=engine.backend.draft_failure,
     )
 
 
@@ -67,7 +71,7 @@ def _draft_state(engine: Engine) -> DraftState | None:
         verify_s=seconds.verify,
         bookkeeping_s=seconds.bookkeeping,
         parked_s=depth.parked_s,
-        controller=depth.state.value,
+        controller=depth.state.value if engine.backend.draft_failure is None else SWITCHED_OFF,
         depth_tps=depth.rates,
     )
 

@@ -161,6 +161,11 @@ class Backend(Protocol):
     @property
     def draft_seconds(self) -> DraftSeconds: ...
 
+    @property
+    def draft_failure(self) -> str | None:
+        """What ended the drafting for good: what would be drafted with has failed, and no answer with it."""
+        ...
+
     def clear_cache(self) -> None:
         """Gives back what the allocator keeps for reuse."""
         ...

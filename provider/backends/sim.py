@@ -86,6 +86,7 @@ class SimBackend(Guided):
     ) -> None:
         self.facts = facts
         self.draft_seconds = DraftSeconds()
+        self.draft_failure: str | None = None
         self._acceptance = acceptance
         self._device = device
         self._clock = clock or WallClock()

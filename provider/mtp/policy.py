@@ -102,6 +102,11 @@ def is_killed(value: str | None) -> bool:
     return value is not None and value.strip().lower() in KILLED
 
 
+def failed_while_drafting(failure: str) -> Off:
+    """Of a model that did draft. `failure`: what its head raised."""
+    return Off(Reason.ENGINE_INACTIVE, f"the head failed while it drafted ({failure}): load the model again to draft")
+
+
 def _elsewhere(drafter_path: Path | None) -> Decision:
     if drafter_path is None:
         return Off(Reason.CONFIG_DISABLED, "the checkpoint embeds no head, and mtp_drafter_path names no other")

@@ -71,7 +71,7 @@ def fix(reason: Reason) -> str:
         case Reason.ACCEPTANCE_TOO_LOW:
             return "Convert the head again: one that is rarely right is usually of another model or stored another way."
         case Reason.ENGINE_INACTIVE:
-            return "Nothing: this backend does not draft."
+            return "Nothing if the backend never drafts. If its head has failed, see the log and load the model again."
         case _:
             assert_never(reason)
 

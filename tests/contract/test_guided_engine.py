@@ -187,7 +187,7 @@ def test_thinking_that_ends_within_accepted_drafts_is_followed_by_the_value_alon
     ]
     plainly = Played(backend, asked, FixedDepth(0), 10_000, None)
     truths = {id: [*tokens, ENDS[0]] for id, tokens in plainly.tokens.items()}
-    backend._drafter = RuledDrafter(truths, right)
+    backend.draft_with(RuledDrafter(truths, right))
     played = Played(backend, asked, FixedDepth(drafts), 10_000, None)
     backend.adopt(inspect_inline_head(directory))
     assert played.texts == plainly.texts

@@ -156,8 +156,8 @@ def test_no_more_pairs_are_kept_for_a_head_than_it_is_to_catch_up_with() -> None
 
 
 def head_of(backend: MlxBackend) -> MtpHead:
-    assert isinstance(backend._drafter, MtpHead)
-    return backend._drafter
+    assert isinstance(backend.drafter, MtpHead)
+    return backend.drafter
 
 
 def hybrid_of(backend: MlxBackend) -> Hybrid:

@@ -109,7 +109,7 @@ def self_checked(fault: Callable[[HeadModules], None]) -> float:
     trunk = backend._forward.trunk
     head = load_head(inspect_inline_head(BUNDLED_MODEL_DIR), trunk.args)
     fault(head)
-    backend._drafter = MtpHead(head, trunk, 2)
+    backend.draft_with(MtpHead(head, trunk, 2))
     return smoke_acceptance(backend, smoke_prompts(TOKENIZER.encode))
 
 

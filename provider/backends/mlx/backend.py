@@ -16,6 +16,7 @@ from provider.backends.mlx.aside import Aside
 from provider.backends.mlx.block_cache import KV_BLOCK_TOKENS
 from provider.backends.mlx.device import wire, wired_limit
 from provider.backends.mlx.drafter import Drafter, Pairs
+from provider.backends.mlx.expendable import Expendable
 from provider.backends.mlx.forward import Forward, Image, Pass
 from provider.backends.mlx.generic import Generic
 from provider.backends.mlx.hybrid import Hybrid
@@ -95,7 +96,7 @@ class MlxBackend(Guided):
         self._asked: list[Logprobs] = []
         self._wired_bytes = 0
         self.draft_seconds = DraftSeconds()
-        self._drafter = drafter
+        self._drafting = Expendable(drafter)
         self._sample = draw
         self_test(self._forward, directory)
         mx.eval(self._model.parameters())
@@ -115,20 +116,29 @@ class MlxBackend(Guided):
         assert isinstance(self._forward, Hybrid), "a head belongs to a trunk that gives its hidden states"
         assert not self._samplers, "no sequence is open while a head is changed"
         trunk = self._forward.trunk
-        self._drafter = MtpHead(load_head(artifact, trunk.args), trunk, artifact.max_drafts)
+        self.draft_with(MtpHead(load_head(artifact, trunk.args), trunk, artifact.max_drafts))
 
     def dismiss(self) -> None:
         """Drafts no more, and gives the head's memory back."""
+        self.draft_with(None)
+
+    def draft_with(self, drafter: Drafter | None) -> None:
         assert not self._samplers, "no sequence is open while a head is changed"
-        self._drafter = None
+        self._drafting = Expendable(drafter)
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self._drafting.drafter
+
+    @property
+    def draft_failure(self) -> str | None:
+        return self._drafting.failure
 
     @property
     def grid(self) -> LaneGrid:
         """What is to be known of the model before it decodes in lanes."""
         shared = isinstance(self._forward, Hybrid) or (isinstance(self._forward, Generic) and self._forward.by_row)
-        return LaneGrid(
-            shared, experts_per_token(self._model), 0 if self._drafter is None else self._drafter.max_drafts
-        )
+        return LaneGrid(shared, experts_per_token(self._model), self._drafting.max_drafts)
 
     @property
     def shapes(self) -> str:
@@ -153,14 +163,13 @@ class MlxBackend(Guided):
 
     @property
     def facts(self) -> BackendFacts:
-        facts, drafter, exact = self._trunk_facts, self._drafter, self._exact
-        if drafter is not None:
-            facts = replace(
-                facts,
-                weight_bytes=facts.weight_bytes + drafter.weight_bytes,
-                kv_bytes_per_token=facts.kv_bytes_per_token + drafter.kv_bytes_per_token,
-                max_drafts=drafter.max_drafts,
-            )
+        facts, drafting, exact = self._trunk_facts, self._drafting, self._exact
+        facts = replace(
+            facts,
+            weight_bytes=facts.weight_bytes + drafting.weight_bytes,
+            kv_bytes_per_token=facts.kv_bytes_per_token + drafting.kv_bytes_per_token,
+            max_drafts=drafting.max_drafts,
+        )
         if exact is not None:
             drafts = min(facts.max_drafts, exact.rows - 1)
             padding = exact.bank_rows - 1 if facts.state_bytes else 0
@@ -177,8 +186,7 @@ class MlxBackend(Guided):
     def open(self, id: str, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
         self._forward.open(id)
         self._samplers[id] = Sampler.of(sampling, prompt, emitted, self._guide_of(sampling))
-        if self._drafter is not None:
-            self._drafter.open(id)
+        self._drafting.open(id)
 
     def prefill(self, id: str, tokens: Sequence[int], position: int | None) -> int | None:
         drawn = []
@@ -189,9 +197,9 @@ class MlxBackend(Guided):
             drawn = [self._draw(logits, [(self._samplers[id], position)])]
             self._asked = [Logprobs([id], logits, drawn[0], [self._samplers[id]])]
             drawn += self._asked[0].arrays
-        if self._drafter is not None and hidden is not None:
-            self._drafter.prefilled(id, tokens, hidden)
-            drawn += self._drafter.arrays(id)
+        if hidden is not None:
+            self._drafting.prefilled(id, tokens, hidden)
+            drawn += self._drafting.arrays(id)
         mx.eval(*drawn, *self._forward.arrays([id]))
         if position is None:
             return None
@@ -207,12 +215,11 @@ class MlxBackend(Guided):
         launches = self._take_ahead({row.id for row in rows})
         begun = {id for one in launches for id in one.rows}
         fresh = self._forward.fit([row for row in rows if row.id not in begun])
-        if self._drafter is not None:
-            for row in fresh:
-                self._drafter.start(row.id, row.token)
-        verified: dict[str, Run] = {}
-        if any(row.drafts for row in fresh):
-            verified = self._verify(fresh)
+        for row in fresh:
+            self._drafting.start(row.id, row.token)
+        drafts, verified = self._drafted(fresh), dict[str, Run]()
+        if drafts is not None:
+            verified = self._verify(fresh, drafts)
         elif fresh:
             launches += self._launch(fresh, mx.array([row.token for row in fresh]))
         if ahead and not any(row.drafts or self._samplers[row.id].waits for row in rows):
@@ -225,8 +232,8 @@ class MlxBackend(Guided):
         for id, run in runs.items():
             if id not in known:
                 self._note(id, run.tokens)
-        if self._drafter is not None and ahead:
-            self._drafter.begin([row.id for row in rows if row.drafts])
+        if ahead:
+            self._drafting.begin([row.id for row in rows if row.drafts])
         return [runs[row.id] for row in rows]
 
     def told(self, id: str) -> Told:
@@ -253,7 +260,7 @@ class MlxBackend(Guided):
         begun = self._take_ahead({id})
         token = begun[0].read()[id] if begun else None
         image = self._forward.park(id)
-        head = Image({}, []) if self._drafter is None else self._drafter.park(id)
+        head = self._drafting.park(id)
         arrays = image.arrays | {f"{OF_HEAD}{name}": one for name, one in head.arrays.items()}
         mx.eval(arrays)
         self._kept[id] = Kept(image.marks, head.marks, token)
@@ -277,9 +284,8 @@ class MlxBackend(Guided):
     def _adopt(self, id: str, kept: Kept, arrays: dict[str, mx.array]) -> None:
         ours = {name: one for name, one in arrays.items() if not name.startswith(OF_HEAD)}
         self._forward.restore(id, Image(ours, kept.marks))
-        if self._drafter is not None:
-            of_head = {name.removeprefix(OF_HEAD): one for name, one in arrays.items() if name.startswith(OF_HEAD)}
-            self._drafter.restore(id, Image(of_head, kept.drafter_marks))
+        of_head = {name.removeprefix(OF_HEAD): one for name, one in arrays.items() if name.startswith(OF_HEAD)}
+        self._drafting.restore(id, Image(of_head, kept.drafter_marks))
         if kept.token is not None:
             self._ahead.append(Launch(mx.array([kept.token]), {id: 0}))
 
@@ -292,8 +298,7 @@ class MlxBackend(Guided):
     def release(self, id: str) -> None:
         self._forward.release(id)
         self._samplers.pop(id, None)
-        if self._drafter is not None:
-            self._drafter.release(id)
+        self._drafting.release(id)
         self._take_ahead({id})
         if self._lot is not None and self._kept.pop(id, None) is not None:
             self._lot.drop(id)
@@ -339,15 +344,23 @@ class MlxBackend(Guided):
         mx.async_eval(*(one.tokens for one in launches), *asked, *self._forward.arrays([*by_id]))
         return launches
 
-    def _verify(self, rows: Sequence[Row]) -> dict[str, Run]:
+    def _drafted(self, rows: Sequence[Row]) -> mx.array | None:
+        """[N, longest] guesses for the rows that are to have some; None where there are none."""
+        wanted = [row for row in rows if row.drafts]
+        if not wanted:
+            return None
+        begun = time.perf_counter()
+        drafts = self._drafting.draft([row.id for row in wanted], max(row.drafts for row in wanted))
+        self.draft_seconds.draft += time.perf_counter() - begun
+        return drafts
+
+    def _verify(self, rows: Sequence[Row], drafts: mx.array) -> dict[str, Run]:
         """A step in which each row is fed its token and its drafts at once. Every token is drawn from the trunk's own
         logits at its own position; those behind a draft that was wrong are dropped, with all that they left behind."""
-        assert self._drafter is not None, "facts.max_drafts is 0"
         begun = time.perf_counter()
         by_id = {row.id: row for row in rows}
         samplers = self._drawing(rows)
-        verification = Verification(rows, self._drafter)
-        drafted = time.perf_counter()
+        verification = Verification(rows, drafts)
         passes = self._forward.decode([*by_id], verification.tokens, verification.widths)
         tokens = []
         for done in passes:
@@ -364,8 +377,7 @@ class MlxBackend(Guided):
         self._forward.keep(passes, lengths)
         for done, drawn in zip(passes, tokens, strict=True):
             self._tell_drafter(done, drawn, [lengths[id] for id in done.ids])
-        self.draft_seconds.draft += drafted - begun
-        self.draft_seconds.verify += verified - drafted
+        self.draft_seconds.verify += verified - begun
         self.draft_seconds.bookkeeping += time.perf_counter() - verified
         return runs
 
@@ -392,11 +404,11 @@ class MlxBackend(Guided):
 
     def _tell_drafter(self, done: Pass, drawn: mx.array, kept: Sequence[int]) -> None:
         """Which of a pass's positions stand, and what was drawn at them [R]."""
-        if self._drafter is None or done.hidden is None:
+        if self._drafting.drafter is None or done.hidden is None:
             return
         begin = 0
         for id, width, count in zip(done.ids, done.widths, kept, strict=True):
-            self._drafter.note(id, Pairs(done.hidden, drawn, begin, begin + count))
+            self._drafting.note(id, Pairs(done.hidden, drawn, begin, begin + count))
             begin += width
 
     def _note(self, id: str, tokens: Sequence[int]) -> None:

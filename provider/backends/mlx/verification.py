@@ -6,20 +6,19 @@ from typing import Any
 import mlx.core as mx
 
 from provider.backends.base import Row, Run
-from provider.backends.mlx.drafter import Drafter
 from provider.backends.mlx.sampling import Sampler
 
 
 class Verification:
-    """Of rows some of which carry drafts. `tokens` [R] to feed, row after row, each row's token before its drafts."""
+    """Of rows some of which carry drafts: `drafts` [N, longest], for those that do. `tokens` [R] to feed, row after
+    row, each row's token before its drafts."""
 
-    def __init__(self, rows: Sequence[Row], drafter: Drafter) -> None:
+    def __init__(self, rows: Sequence[Row], drafts: mx.array) -> None:
         self._rows = {row.id: row for row in rows}
         self.widths = [1 + row.drafts for row in rows]
-        drafting = [row.id for row in rows if row.drafts]
-        self._longest = max(row.drafts for row in rows)
-        self._drafts = drafter.draft(drafting, self._longest)
-        self._places = {id: place for place, id in enumerate(drafting)}
+        self._longest = drafts.shape[1]
+        self._drafts = drafts
+        self._places = {row.id: place for place, row in enumerate([row for row in rows if row.drafts])}
         self._told: list[list[int]] | None = None
         self.tokens = self._interleaved(rows)
 
