@@ -10,8 +10,9 @@ from coordinator import fleet, log, mirror
 from coordinator.config import Bounds, Timings
 from coordinator.connection import Connection, Malformed, Spoiled
 from coordinator.fleet import Hold, Presence, ProviderView
+from coordinator.greeting import registration
 from coordinator.inbox import Broken, Frame, Inbox
-from coordinator.link import CLOSE_S, Link, Socket
+from coordinator.link import CLOSE_S, LONG_FRAME, Link, Socket
 from coordinator.metrics import Metrics
 from coordinator.occasional import Occasional
 from coordinator.orders import Order, Orders, failure_kind
@@ -20,11 +21,8 @@ from coordinator.roster import Full
 from coordinator.streams import Agreed, Stream, Streams
 from coordinator.views import Views
 from provider.protocol import (
-    CLOSE_BAD_VERSION,
     CLOSE_ENDED,
-    CLOSE_PROTOCOL_ERROR,
     CLOSE_SUPERSEDED,
-    PROTOCOL_VERSION,
     Ack,
     Cancel,
     DesiredModels,
@@ -41,14 +39,11 @@ from provider.protocol import (
     Register,
     Registered,
     Routability,
-    is_uuid,
 )
 
 CLOSE_GOING_AWAY = 1001
 CLOSE_LOST = 4408
 """No heartbeat for 45 s on a socket that is still open."""
-LONG_FRAME = 16 * 1024
-"""Characters that take a millisecond; several that have come together are not read in one turn of the event loop."""
 CLOSE_NO_PLACE = 1013
 """For now: the provider dials again."""
 WATCH_EVERY_S = 1.0
@@ -153,8 +148,9 @@ class Hub:
                 self._lose(connection)
             return
         self._give_up(view, now)
-        if not self._registry.may_resume(view):
-            self._retire(view.provider_id)
+        if self._registry.may_resume(view):
+            return
+        self._retire(view.provider_id)
         if view.provider_id in self._views and fleet.forgotten(view, now, self._timings):
             self._streams.end(view.provider_id)
             self._registry.forget(view.provider_id)
@@ -203,37 +199,12 @@ class Hub:
                 self._leave(connection)
 
     async def _greet(self, link: Link) -> Connection | None:
-        """Registration comes first, and soon."""
         with self._registry.greeting(link.owner) as full:
             if full is not None:
                 self._turn_away(link, full)
                 return None
-            try:
-                async with asyncio.timeout(self._timings.register_within_s):
-                    return await self._registration(link)
-            except TimeoutError:
-                link.close(CLOSE_PROTOCOL_ERROR, "no register")
-                return None
-
-    async def _registration(self, link: Link) -> Connection | None:
-        pending = Connection(link, self.metrics)
-        async for frame in link.frames():
-            told = pending.parse(frame)
-            if len(frame) >= LONG_FRAME:
-                await asyncio.sleep(0)
-            match told:
-                case Register() as message if message.protocol != PROTOCOL_VERSION:
-                    link.close(CLOSE_BAD_VERSION, f"this coordinator speaks version {PROTOCOL_VERSION}")
-                    return None
-                case Register() as message if not is_uuid(message.provider_id):
-                    pending.complain("register: provider_id: must be a UUID")
-                case Register() as message:
-                    return self._admit(link, message)
-                case None:
-                    pass
-                case _:
-                    pending.complain("register must come first")
-        return None
+            message = await registration(link, self.metrics, self._timings.register_within_s)
+        return None if message is None else self._admit(link, message)
 
     def _turn_away(self, link: Link, full: Full) -> None:
         self._note_full(link, full)

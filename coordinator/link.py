@@ -12,6 +12,8 @@ from provider.protocol import Wire, encode
 
 MAX_FRAMES = 1024
 MAX_BYTES = 64 * 2**20
+LONG_FRAME = 16 * 1024
+"""Characters that take a millisecond to read: several such frames that have come together are not read in one turn."""
 PEER_GONE = (WebSocketDisconnect, RuntimeError, OSError)
 """What Starlette raises when a socket that has ended is written to or closed."""
 FLUSH_S = 2

@@ -56,11 +56,11 @@ class Wires:
 class World:
     """A hub, its clock, and providers by number."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, bounds: Bounds | None = None, timings: Timings = TIMINGS) -> None:
         self.now = 1000.0
         self.registered: list[str] = []
         """The providers that were let in, each time."""
-        self.hub = Hub(TIMINGS, lambda: self.now, lambda seen: self.registered.append(seen.provider_id), bounds)
+        self.hub = Hub(timings, lambda: self.now, lambda seen: self.registered.append(seen.provider_id), bounds)
         self.serving: list[asyncio.Task[None]] = []
 
     async def join(
@@ -120,8 +120,8 @@ async def settle() -> None:
 
 
 @asynccontextmanager
-async def world(bounds: Bounds | None = None) -> AsyncIterator[World]:
-    made = World(bounds)
+async def world(bounds: Bounds | None = None, timings: Timings = TIMINGS) -> AsyncIterator[World]:
+    made = World(bounds, timings)
     try:
         yield made
     finally:
@@ -130,9 +130,9 @@ async def world(bounds: Bounds | None = None) -> AsyncIterator[World]:
         await asyncio.gather(*made.serving, return_exceptions=True)
 
 
-def play(scene: Callable[[World], Awaitable[None]], bounds: Bounds | None = None) -> None:
+def play(scene: Callable[[World], Awaitable[None]], bounds: Bounds | None = None, timings: Timings = TIMINGS) -> None:
     async def run() -> None:
-        async with world(bounds) as made:
+        async with world(bounds, timings) as made:
             await scene(made)
 
     asyncio.run(run())

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from coordinator.config import Timings
 from coordinator.fleet import Presence
 from coordinator.hub import WATCH_EVERY_S
 from coordinator.inbox import Broken
@@ -84,6 +85,22 @@ def test_streams_wait_forty_five_seconds_for_their_provider_and_no_longer() -> N
         assert again.told("registered")[0]["gone"] == ["j.1"]
 
     play(scene)
+
+
+def test_a_provider_that_may_come_back_is_not_forgotten_before_however_long_that_is() -> None:
+    async def scene(world: World) -> None:
+        wires = await world.join()
+        with world.lease() as inbox:
+            wires.say(chunk(0))
+            await settle()
+            wires.lose()
+            await settle()
+            await world.wait(699)
+            assert (taken(inbox), uuid_of(0) in world.hub.views) == ([0], True)
+            await world.wait(2)
+            assert (taken(inbox), uuid_of(0) in world.hub.views) == ([0, Broken.PROVIDER_LOST], False)
+
+    play(scene, timings=Timings(resume_within_s=700))
 
 
 def test_what_nobody_has_seen_a_chunk_of_goes_elsewhere_soon_if_there_is_an_elsewhere() -> None:
