@@ -60,7 +60,7 @@ class Admittance:
         except (ModelError, WorkerError) as error:
             slot = self._served(model_id).slot
             if slot.status == "failed":
-                raise RequestFailed(slot.refusal) from error
+                raise RequestFailed(slot.standing.refusal) from error
             message = f"The model {model_id} cannot be loaded: {error}"
             raise RequestFailed(wire.unavailable(message, "slot_state", 5)) from error
         finally:
@@ -72,7 +72,7 @@ class Admittance:
 def _check_may_be_loaded(model: Model) -> None:
     """Raises RequestFailed where another load would end as the last one did, as far as is known."""
     if model.slot.status == "failed":
-        raise RequestFailed(model.slot.refusal)
+        raise RequestFailed(model.slot.standing.refusal)
     if model.exact_refusal is not None:
         raise not_exact(model.exact_refusal)
 

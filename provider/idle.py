@@ -42,6 +42,6 @@ async def heal(occupancy: Occupancy, recovered: Callable[[Model], None]) -> None
     while True:
         await asyncio.sleep(HEAL_EVERY_S)
         for model in list(occupancy.models.values()):
-            if model.slot.recover():
+            if model.slot.standing.recover():
                 log.info("slot_recovered model=%s", model.id)
                 recovered(model)

@@ -29,7 +29,7 @@ GAUGES = {
         "1 while nobody may try another worker, the last ones having died",
         lambda slot: float(slot.status == "failed"),
     ),
-    "worker_retry_seconds": ("Until another worker may be tried", lambda slot: slot.retry_in_s or 0.0),
+    "worker_retry_seconds": ("Until another worker may be tried", lambda slot: slot.standing.retry_in_s or 0.0),
 }
 COUNTERS = {
     "requests": ("Requests taken in", lambda slot: slot.totals.requests),
@@ -39,7 +39,7 @@ COUNTERS = {
     "preempt": ("Parks", lambda slot: slot.totals.parks),
     "preempt_recompute": ("Parks that were recomputed", lambda slot: slot.totals.recomputes),
     "worker_restarts": ("Workers replaced after dying or hanging", lambda slot: slot.totals.restarts),
-    "worker_failures": ("Times it was given up, its workers having died", lambda slot: slot.totals.given_up),
+    "worker_failures": ("Times it was given up, its workers having died", lambda slot: slot.standing.failures),
 }
 
 

@@ -293,7 +293,7 @@ class Residency:
         if isinstance(error, SelfTestFailed):
             self.retire(model)
         elif isinstance(error, ModelError | WorkerError) and not isinstance(error, ExactUnavailable):
-            model.slot.failed_again(str(error))
+            model.slot.standing.fail_again(str(error))
         model.exact_refusal = None
         if isinstance(error, ExactUnavailable) and self.exact.wanted == "on":  # somebody may have changed it meanwhile
             model.exact_refusal = error

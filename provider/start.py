@@ -255,7 +255,7 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
                 for one in links
             ],
             "slots": [one.model_dump() for one in capacity.slots],
-            "failed": {one.id: {"reason": one.reason, "retry_in_s": one.retry_in_s} for one in residency.slots
+            "failed": {one.id: {"reason": one.reason, "retry_in_s": one.standing.retry_in_s} for one in residency.slots
                        if one.status == "failed"},
             "exact": {one.id: exact_object(one) for one in residency.served},
             "memory": capacity.memory.model_dump(),

@@ -93,7 +93,7 @@ class Status:
             "quantization": checkpoint.quantization,
             "state": slot.status,
             "reason": slot.reason,
-            "retry_in_s": None if slot.retry_in_s is None else round(slot.retry_in_s, 1),
+            "retry_in_s": None if slot.standing.retry_in_s is None else round(slot.standing.retry_in_s, 1),
             "worker_pid": slot.pid,
             "resident_bytes": slot.resident_bytes,
             "kv_pool_bytes": self._residency.occupancy.granted.get(slot.id),

@@ -59,7 +59,7 @@ def simulate(
     trusted = authorities(coordinator_ca)
     log_to_stderr()
     logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
-    logging.getLogger("provider.slot").setLevel(logging.ERROR)  # and that it does not draft
+    logging.getLogger("provider.draft_news").setLevel(logging.ERROR)  # and that it does not draft
     with tempfile.TemporaryDirectory() as scratch:
         models = model or [BUNDLED_MODEL_ID]
         plan = Plan(name, coordinator, token, models, max_concurrent, Path(scratch), trusted)

@@ -19,7 +19,6 @@ from provider.backends.mlx.backend import MlxBackend
 from provider.backends.mlx.hybrid import Hybrid
 from provider.backends.mlx.mtp_head import MtpHead
 from provider.backends.mlx.mtp_weights import HeadModules, load_head
-from provider.generation import Finished
 from provider.heads import attach_head, choose_head
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.tokenizer import ModelTokenizer
@@ -197,18 +196,6 @@ def test_a_head_in_a_directory_of_its_own_is_drafted_with(tmp_path: Path, backen
     off = choose_head(trunk, missing)
     assert isinstance(off, Off)
     assert off.reason == "local_artifact_invalid"
-
-
-def test_a_head_that_drafts_nothing_for_a_whole_answer_is_warned_of_once_in_a_row(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def play() -> None:
-        async with demo_slot(drafts=AUTO) as slot:
-            for accepted, tokens in ((0, 9), (0, 9), (1, 9), (0, 2), (0, 9)):
-                slot._watch_drafts(Finished("a", "length", 3, tokens, accepted=accepted))
-
-    asyncio.run(play())
-    assert sum("mtp_drafted_nothing" in record.message for record in caplog.records) == 2
 
 
 def without_the_shard(directory: Path) -> None:

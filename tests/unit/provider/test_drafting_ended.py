@@ -1,4 +1,5 @@
-"""A head that has failed is planned with no more, and everybody who asks about drafting is told so, once in the log."""
+"""A head that has failed is planned with no more, and everybody who asks about drafting is told so, once in the log. So
+is one that drafts nothing."""
 
 import asyncio
 import logging
@@ -8,6 +9,8 @@ import pytest
 
 from provider.advertisement import mtp_status
 from provider.draft_metrics import draft_metrics
+from provider.draft_news import DraftNews
+from provider.generation import Finished
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.controller import DepthController
@@ -55,7 +58,16 @@ def test_the_slot_says_so_and_logs_it_once(caplog: pytest.LogCaptureFixture) -> 
         assert [one.value for one in active.samples] == [0.0]
         await slot.stop()
 
-    with caplog.at_level(logging.INFO, "provider.slot"):
+    with caplog.at_level(logging.INFO, "provider.draft_news"):
         asyncio.run(scene())
     [told] = [one.message for one in caplog.records if FAILURE in one.message]
     assert told.startswith("mtp_inactive model=m reason=engine_inactive detail=")
+
+
+def test_a_head_that_drafts_nothing_for_a_whole_answer_is_warned_of_once_in_a_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    news = DraftNews("m")
+    for accepted, tokens in ((0, 9), (0, 9), (1, 9), (0, 2), (0, 9)):
+        news.finished(Finished("a", "length", 3, tokens, accepted=accepted), None)
+    assert sum("mtp_drafted_nothing" in record.message for record in caplog.records) == 2

@@ -6,10 +6,10 @@ import pytest
 
 from provider.cool_off import FIRST_S, FORGOTTEN_AFTER_S
 from provider.errors import RequestFailed, SelfTestFailed, WorkerError
+from provider.keeping import QUICK_DEATHS
 from provider.memory_findings import judge_running
 from provider.metrics import exposition
 from provider.running import FailedSlot, Running
-from provider.slot import QUICK_DEATHS
 from provider.status import Status
 from tests.unit.provider.residency_world.builds import build
 from tests.unit.provider.residency_world.invariants import check_rest
@@ -117,7 +117,7 @@ async def test_a_load_that_fails_again_makes_the_next_cool_off_longer_and_lastin
     await world.load("a")
     await wear_out(world, "a")
     for length in (2 * FIRST_S, 4 * FIRST_S):
-        await world.loop.advance(slot.retry_in_s or 0.0)
+        await world.loop.advance(slot.standing.retry_in_s or 0.0)
         chat = await world.chat("1", "a")
         await world.open_until("start:a")
         await world.open("start:a", result=WorkerError("the worker ended while it was loading the model (signal 9)"))
@@ -126,13 +126,13 @@ async def test_a_load_that_fails_again_makes_the_next_cool_off_longer_and_lastin
             await chat
         assert caught.value.failure.retry_after_s == length
         assert "while it was loading the model (signal 9)" in caught.value.failure.message
-        assert (slot.status, slot.retry_in_s) == ("failed", length)
+        assert (slot.status, slot.standing.retry_in_s) == ("failed", length)
         await check_rest(world)
-    await world.loop.advance(slot.retry_in_s or 0.0)
+    await world.loop.advance(slot.standing.retry_in_s or 0.0)
     await world.load("a")
     await world.loop.advance(FORGOTTEN_AFTER_S)
     await wear_out(world, "a")
-    assert slot.retry_in_s == FIRST_S
+    assert slot.standing.retry_in_s == FIRST_S
 
 
 @played
@@ -164,7 +164,7 @@ async def test_a_load_that_fails_for_want_of_memory_is_no_failure_of_the_model()
     assert slot.status == "unloaded"
     world.others_bytes = 0
     await world.load("a")
-    assert (slot.status, slot.totals.given_up) == ("ready", 1)
+    assert (slot.status, slot.standing.failures) == ("ready", 1)
     await check_rest(world)
 
 
@@ -189,6 +189,6 @@ async def test_what_computes_nonsense_does_not_come_back() -> None:
     await world.open_until("start:a")
     await world.open("start:a", result=SelfTestFailed("nonsense"))
     await world.pass_time(2 * math.ceil(FIRST_S))
-    assert (world.model("a").slot.status, world.model("a").slot.retry_in_s) == ("failed", None)
+    assert (world.model("a").slot.status, world.model("a").slot.standing.retry_in_s) == ("failed", None)
     assert await failure(await world.chat("1", "a")) == (503, "slot_state")
     await check_rest(world)

@@ -3,7 +3,7 @@
 import asyncio
 
 from provider.generation import Delta, GenerationRequest, Notice, Sampling
-from provider.slot import KEEPALIVE_S, Stream
+from provider.streams import KEEPALIVE_S, Stream
 
 REQUEST = GenerationRequest(request_id="a", prompt=[1], max_tokens=5, sampling=Sampling())
 

@@ -86,7 +86,7 @@ async def check_rest(world: World) -> None:
     assert told == {id: (share, occupancy.reserve()) for id, share in occupancy.granted.items()}
     assert residency.granting.settled
     for one in occupancy.models.values():
-        waits = one.slot.retry_in_s is None or 0 < one.slot.retry_in_s <= LONGEST_S
+        waits = one.slot.standing.retry_in_s is None or 0 < one.slot.standing.retry_in_s <= LONGEST_S
         assert one.slot.status in ("unloaded", "ready") or (one.slot.status == "failed" and waits)
     check_offers(residency, world.operations)
     await check_capacity(world)

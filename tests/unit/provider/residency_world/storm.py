@@ -89,9 +89,9 @@ class Storm:
         residency = self.world.residency
         for id in residency.advertised_ids:
             slot = self.world.model(id).slot
-            if not slot.totals.given_up:
+            if not slot.standing.failures:
                 continue
-            await self.world.loop.advance(slot.retry_in_s or 0.0)
+            await self.world.loop.advance(slot.standing.retry_in_s or 0.0)
             with contextlib.suppress(LoadRefused):
                 await self.world.complete(residency.load(id))
                 self.came_back += 1
@@ -246,4 +246,4 @@ def check_refused_at_once(chat: "asyncio.Task[Any]", slot: ModelSlot) -> None:
     error = chat.exception()
     assert isinstance(error, RequestFailed)
     assert error.failure.code == "slot_state"
-    assert error.failure.retry_after_s == math.ceil(slot.retry_in_s or 1)
+    assert error.failure.retry_after_s == math.ceil(slot.standing.retry_in_s or 1)
