@@ -1,5 +1,6 @@
 """One provider's socket as a speaker of the protocol: frames become messages, and too many that are none end it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator import log
@@ -13,10 +14,15 @@ from provider.protocol import (
     ProtocolViolation,
     UnknownType,
     parse_from_provider,
+    request_first_named,
 )
+from provider.wire_limits import MOST_PARTS
 
+READ_UNCOUNTED = 2**16
+"""Characters: so few are read in a few milliseconds, whatever they are."""
 UNKNOWN_LOGGED = 10
 SPOILED_KEPT = 256
+PARTS = (",", "[", "{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Malformed(Exception):
 
 @dataclass(slots=True)
 class Connection:
-    """`provider_id` is empty until it has registered."""
+    """`provider_id` is empty until it has registered. `awaits`: whether the provider has that request of ours."""
 
     link: Link
     metrics: Metrics
@@ -43,11 +49,14 @@ class Connection:
     unknown: int = 0
     spoiled: dict[str, None] = field(default_factory=dict)
     """Requests that a malformed frame has been complained of for, the last of them."""
+    awaits: Callable[[str], bool] = lambda _: False
 
     def parse(self, frame: str | bytes) -> FromProvider | Spoiled | None:
         """None for what is no message, or none that is known here. Raises Malformed."""
         if isinstance(frame, bytes):
             self.complain("frames are text")
+            return None
+        if len(frame) > READ_UNCOUNTED and not self._worth_reading(frame):
             return None
         try:
             message = parse_from_provider(frame)
@@ -61,6 +70,18 @@ class Connection:
             return None
         self.metrics.frames(message.type).inc()
         return message
+
+    def _worth_reading(self, frame: str) -> bool:
+        """What has very many parts takes a second to read, in which nobody else is served: that may be an answer, and
+        is left out where the answer is to no request that the provider has, as is whatever comes late. Raises
+        Malformed."""
+        if sum(map(frame.count, PARTS)) <= MOST_PARTS:
+            return True
+        request_id = request_first_named(frame)
+        if request_id is None:
+            self.complain(f"a frame with more than {MOST_PARTS} parts begins with the request that it answers")
+            return False
+        return self.awaits(request_id)
 
     def _note_unknown(self, unknown: UnknownType) -> None:
         """A newer provider may say such things all day: the log has the first of them."""

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import assert_never
 
 from coordinator import fleet, log, mirror
@@ -223,6 +224,7 @@ class Hub:
             self._turn_away(link, full)
             return None
         connection = Connection(link, self.metrics, message.provider_id, next(self._generations))
+        connection.awaits = partial(self._awaits, message.provider_id)
         older = self._connections.get(message.provider_id)
         if older is not None:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
@@ -320,6 +322,10 @@ class Hub:
             self._note_full(connection.link, full)
             why = f"models_update: no place for so many models: {full.value}; the list before stands"
             connection.link.send(ProtocolErrorMessage(message=why))
+
+    def _awaits(self, provider_id: str, request_id: str) -> bool:
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.provider_id == provider_id and not stream.inbox.ended
 
     def _spoil(self, connection: Connection, frame: Spoiled) -> None:
         """What was lost with the frame will not come again: the answer that it was part of ends, and no other."""

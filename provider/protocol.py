@@ -398,6 +398,12 @@ def parse_from_coordinator(frame: str | bytes) -> FromCoordinator:
     return _parse(_FROM_COORDINATOR, frame)
 
 
+def request_first_named(frame: str) -> str | None:
+    """By a frame that begins with its `type`, `seq` and `request_id`: the request, without reading the rest."""
+    begins = _BEGINNING.match(frame[:4096])
+    return _name(begins[1]) if begins else None
+
+
 def is_uuid(text: str) -> bool:
     """In its canonical form, so that one provider cannot go by two names."""
     try:
@@ -450,8 +456,7 @@ def _read(frame: str | bytes) -> tuple[object, bool]:
             except NotFinite:
                 return json.loads(text), True
     except (ValueError, RecursionError) as error:
-        begins = _BEGINNING.match(frame[:4096]) if isinstance(frame, str) else None
-        told = _name(begins[1]) if begins else None
+        told = request_first_named(frame) if isinstance(frame, str) else None
         raise ProtocolViolation(f"the frame is not JSON: {error}", told) from error
 
 

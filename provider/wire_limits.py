@@ -28,6 +28,9 @@ MOST_NUMBER = 2**31 - 1
 """Tokens and requests."""
 MOST_BYTES = 2**53 - 1
 """Bytes, and what is counted for ever: exact in every reader of JSON."""
+MOST_PARTS = 50_000
+"""Commas and opening brackets of a frame: what makes it long to read. The longest message but for an answer has a third
+of them."""
 MOST_MEMBERS = 64
 DEEPEST = 4
 """Of an error's detail and of usage: names and values, and objects within one another."""

@@ -16,6 +16,7 @@ from provider.protocol import (
     InferenceAccepted,
     InferenceComplete,
 )
+from provider.wire_limits import MOST_PARTS
 from tests.unit.coordinator.hub_world import REQUEST, World, chunk, heartbeat, play, settle, taken, uuid_of
 
 FLEET = 40
@@ -310,5 +311,31 @@ def test_a_frame_that_cannot_be_read_says_nothing_of_another_providers_request()
             await settle()
             assert taken(kept) == []
         assert bad.closed == CLOSE_PROTOCOL_ERROR
+
+    play(scene)
+
+
+def test_a_frame_that_would_take_a_second_to_read_is_read_of_an_answer_alone() -> None:
+    parts = {"list": [0] * 2 * MOST_PARTS}
+
+    async def scene(world: World) -> None:
+        wires = await world.join()
+        with world.lease() as inbox:
+            wires.say(chunk(0).model_copy(update={"data": parts}))
+            wires.say(chunk(0, "another.1").model_copy(update={"data": parts}))
+            wires.say(json.dumps({"type": "later", "x": "y" * 2**20}))
+            await settle()
+            assert (taken(inbox), wires.told("protocol_error"), wires.closed) == ([0], [], None)
+            for count in range(1, MALFORMED_LIMIT + 1):
+                assert wires.closed is None
+                wires.say(json.dumps({"type": "heartbeat", "later": parts}))
+                await settle()
+                assert len(wires.told("protocol_error")) == count
+            assert wires.closed == CLOSE_PROTOCOL_ERROR
+        newcomer = await world.dial()
+        for _ in range(MALFORMED_LIMIT):
+            newcomer.say(json.dumps({"type": "register", "later": parts}))
+        await settle()
+        assert newcomer.closed == CLOSE_PROTOCOL_ERROR
 
     play(scene)
