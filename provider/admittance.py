@@ -83,4 +83,8 @@ def refused_request(refusal: MemoryRefusal) -> RequestFailed:
 
 def not_exact(refusal: ExactUnavailable) -> RequestFailed:
     """Another provider may be able to; here it would be the same again."""
-    return RequestFailed(wire.Failure(503, "service_unavailable", refusal.code, str(refusal), "model", retryable=True))
+    detail = {"reason": refusal.cause, "remedy": refusal.remedy}
+    failure = wire.Failure(
+        503, "service_unavailable", refusal.code, str(refusal), "model", retryable=True, detail=detail
+    )
+    return RequestFailed(failure)

@@ -43,7 +43,10 @@ def exact_report(model: Model) -> ExactReport:
     if model.slot.loaded is not None:
         return model.slot.loaded.exact
     if model.exact_refusal is not None:
-        return ExactReport(state="unavailable", reason=str(model.exact_refusal), code=model.exact_refusal.code)
+        refusal = model.exact_refusal
+        return ExactReport(
+            state="unavailable", reason=str(refusal), code=refusal.cause or refusal.code, remedy=refusal.remedy
+        )
     return ExactReport(reason="it is not loaded")
 
 

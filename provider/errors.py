@@ -45,9 +45,15 @@ class SelfTestFailed(ModelError):
 
 
 class ExactUnavailable(ModelError):
-    """Names the reason, and the setting that would work."""
+    """Names the reason, and the setting that would work. `cause` is of provider.exact.policy.Code; `remedy`, that
+    setting as a flag."""
 
     code = "exact_unavailable"
+
+    def __init__(self, message: str, cause: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.remedy = remedy
 
 
 class HeadInvalid(DarkbloomError):

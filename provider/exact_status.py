@@ -34,13 +34,14 @@ def settings_object(models: Sequence[Model], setting: ExactSetting) -> dict[str,
 
 
 def exact_object(model: Model) -> dict[str, Any]:
-    """Of one model; `mode`: what its worker was told."""
-    report, loaded = exact_report(model), model.slot.loaded is not None
+    """Of one model; `mode`: what its worker was told, or the one that was refused."""
+    report = exact_report(model)
     return {
-        "mode": model.slot.spec.exact if loaded else None,
+        "mode": model.slot.spec.exact if _tried(model) else None,
         "state": report.state,
         "reason": report.reason,
         "code": report.code,
+        "remedy": report.remedy,
         "lane_rows": report.lane_rows,
         "lane_rows_from": report.lane_rows_from,
     }

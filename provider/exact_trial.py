@@ -68,7 +68,7 @@ def _tried(
     match decide("on", Found(lanes=True, experts_per_token=experts, lane_rows=rows)):
         case On(rows):
             backend.decode_in_lanes(lanes_of(backend, rows))
-        case Unavailable(_, reason):
+        case Unavailable(_, reason, _):
             return ExactFacts(model=id, device=device, adversary=adversary, lane_rows=None, reason=reason)
     hostile = NumericsAdversary() if adversary else None
     try:

@@ -22,11 +22,12 @@ def attach_exact(backend: Backend, directory: Path, mode: Mode, lanes_in: Path |
         case On(rows):
             log.info("exact_on lane_rows=%d from=%s", rows, source)
             return ExactReport(state="on", lane_rows=rows, lane_rows_from=source)
-        case Unavailable(code, reason):
+        case Unavailable(code, reason, remedy):
             log.info("exact_unavailable code=%s reason=%r", code, reason)
             if mode == "on":
-                raise ExactUnavailable(f"{directory}: exact mode is on, and cannot be guaranteed: {reason}.")
-            return ExactReport(state="unavailable", reason=reason, code=code.value)
+                told = f"{directory}: exact mode is on, and cannot be guaranteed: {reason}."
+                raise ExactUnavailable(told, code.value, remedy)
+            return ExactReport(state="unavailable", reason=reason, code=code.value, remedy=remedy)
 
 
 def _found(backend: Backend, directory: Path, lanes_in: Path | None) -> tuple[Found, Source | None]:

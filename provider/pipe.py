@@ -100,12 +100,14 @@ class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExactReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a loaded model is exact (provider.exact.policy); `code` and `reason`: why it is unavailable. `lane_rows`:
-    on how many rows its decode passes run, by a choice that this load has made or an earlier one."""
+    """Whether a loaded model is exact (provider.exact.policy); `code` and `reason`: why it is unavailable, and `remedy`
+    the setting that would work. `lane_rows`: on how many rows its decode passes run, by a choice that this load has
+    made or an earlier one."""
 
     state: Literal["on", "off", "unavailable"] = "off"
     reason: str | None = None
     code: str | None = None
+    remedy: str | None = None
     lane_rows: int | None = None
     lane_rows_from: Source | None = None
 
@@ -129,12 +131,15 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
-    """`self_test`: it was loaded, and computes nonsense here. `exact`: exact mode cannot be guaranteed for it."""
+    """`self_test`: it was loaded, and computes nonsense here. `exact`: exact mode cannot be guaranteed for it, for the
+    reason `exact_cause`, and `exact_remedy` would work."""
 
     message: str
     unsupported: bool
     self_test: bool = False
     exact: bool = False
+    exact_cause: str | None = None
+    exact_remedy: str | None = None
 
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True, tag="granted"):

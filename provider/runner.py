@@ -242,5 +242,5 @@ def _load_error(failed: LoadFailed) -> ModelError:
     if failed.self_test:
         return SelfTestFailed(failed.message)
     if failed.exact:
-        return ExactUnavailable(failed.message)
+        return ExactUnavailable(failed.message, failed.exact_cause, failed.exact_remedy)
     return ModelUnsupported(failed.message) if failed.unsupported else ModelError(failed.message)

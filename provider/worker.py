@@ -146,8 +146,7 @@ def serve(sock: socket.socket) -> None:
     try:
         engine, loaded = build(spec)
     except (ModelError, ConfigError) as error:
-        kinds = (isinstance(error, kind) for kind in (ModelUnsupported, SelfTestFailed, ExactUnavailable))
-        send(LoadFailed(str(error), *kinds))
+        send(load_failed(error))
         return
     except Exception as error:
         send(LoadFailed(f"{spec.directory} cannot be loaded: {type(error).__name__}: {error}", False))
@@ -155,6 +154,18 @@ def serve(sock: socket.socket) -> None:
     collector.freeze()
     send(loaded)
     _loop(engine, inbox, send)
+
+
+def load_failed(error: ModelError | ConfigError) -> LoadFailed:
+    inexact = error if isinstance(error, ExactUnavailable) else None
+    return LoadFailed(
+        str(error),
+        unsupported=isinstance(error, ModelUnsupported),
+        self_test=isinstance(error, SelfTestFailed),
+        exact=inexact is not None,
+        exact_cause=None if inexact is None else inexact.cause,
+        exact_remedy=None if inexact is None else inexact.remedy,
+    )
 
 
 def _loop(engine: Engine, inbox: "SimpleQueue[ToWorker | Prepared]", send: Send) -> None:

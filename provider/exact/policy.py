@@ -32,6 +32,10 @@ class Code(StrEnum):
     CHECK_FAILED = "check_failed"
 
 
+EXACT_OFF, DRAFTS_OFF = "--exact off", "--mtp-mode off"
+"""The settings that would work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What is known of a model on this device.
@@ -60,10 +64,11 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """`reason` is a sentence for people, which ends with the setting that would work."""
+    """`reason` is a sentence for people, which ends with the setting that would work; `remedy` is that as a flag."""
 
     code: Code
     reason: str
+    remedy: str = EXACT_OFF
 
 
 Decision = On | Off | Unavailable
@@ -90,7 +95,8 @@ def _judge(found: Found) -> On | Unavailable:
         return Unavailable(Code.EXPERTS_SORTED, f"{experts}: serve it with exact off")
     if found.differing:
         names = ", ".join(found.differing)
-        remedy = "mtp_mode off" if [*found.differing] == [Condition.DRAFTED] else "exact off"
-        told = f"on this device a chat differs from itself alone when it is {names}: serve it with {remedy}"
-        return Unavailable(Code.CHECK_DIFFERS, told)
+        drafts_alone = [*found.differing] == [Condition.DRAFTED]
+        setting, remedy = ("mtp_mode off", DRAFTS_OFF) if drafts_alone else ("exact off", EXACT_OFF)
+        told = f"on this device a chat differs from itself alone when it is {names}: serve it with {setting}"
+        return Unavailable(Code.CHECK_DIFFERS, told, remedy)
     return On(found.lane_rows)

@@ -120,8 +120,11 @@ def test_a_request_for_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -
                 error = answer.json()["error"]
                 assert (answer.status_code, error["type"]) == (503, "service_unavailable")
                 assert (error["code"], error["param"]) == ("exact_unavailable", "model")
+                assert (error["reason"], error["remedy"]) == ("backend_unsupported", "--exact off")
                 assert "serve it with exact off" in error["message"]
             assert (await props(client))[0] == "unavailable"
+            [model] = (await client.get("/props")).json()["models"]
+            assert (model["exact"]["mode"], model["exact"]["code"]) == ("on", "backend_unsupported")
             told = await setting(client, "off")
             assert (told["wanted"], told["overridden_by"]) == ("on", "engine.exact in provider.toml")
 

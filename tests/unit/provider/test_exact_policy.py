@@ -29,6 +29,7 @@ def test_every_reason_has_its_code_and_names_the_setting_that_would_work(mode: M
     assert isinstance(decision, Unavailable)
     assert decision.code is code
     assert decision.reason.endswith("exact off")
+    assert decision.remedy == "--exact off"
 
 
 def test_what_differs_is_named() -> None:
@@ -41,3 +42,4 @@ def test_where_only_drafts_differ_the_setting_is_drafting() -> None:
     decision = decide("auto", Found(lanes=True, lane_rows=4, differing=[Condition.DRAFTED]))
     assert isinstance(decision, Unavailable)
     assert decision.reason.endswith("mtp_mode off")
+    assert decision.remedy == "--mtp-mode off"

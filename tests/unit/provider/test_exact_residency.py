@@ -16,7 +16,9 @@ from tests.unit.provider.residency_world.world import World
 from tests.unit.provider.test_residency_races import failure
 
 REFUSED = ExactUnavailable(
-    "m: exact mode is on, and cannot be guaranteed: experts are sorted: serve it with exact off."
+    "m: exact mode is on, and cannot be guaranteed: experts are sorted: serve it with exact off.",
+    "experts_sorted",
+    "--exact off",
 )
 
 
@@ -114,7 +116,12 @@ async def test_what_cannot_be_exact_is_refused_by_name_and_not_tried_again_for_e
     assert ads(world) == {"m": "unavailable"}
     assert overall(world.residency.served, world.residency.exact) == ("unavailable", str(REFUSED))
     again = await world.chat("2", "m")
-    assert await failure(again) == (503, "exact_unavailable"), "at once, with nothing loaded"
+    refused = (await _raised(again)).failure
+    assert (refused.status, refused.code) == (503, "exact_unavailable"), "at once, with nothing loaded"
+    assert refused.detail == {"reason": "experts_sorted", "remedy": "--exact off"}
+    [props] = told(world)["models"]
+    assert (props["mode"], props["state"]) == ("on", "unavailable")
+    assert (props["code"], props["remedy"]) == ("experts_sorted", "--exact off")
     assert world.gates.names == []
     looked_at = await world.begin(world.residency.pre_accept("m"))
     assert await failure(looked_at) == (503, "exact_unavailable")
