@@ -207,25 +207,27 @@ class Hub:
             message = await registration(link, self.metrics, self._timings.register_within_s)
         return None if message is None else self._admit(link, message)
 
-    def _turn_away(self, link: Link, full: Full) -> None:
-        self._note_full(link, full)
-        link.close(CLOSE_NO_PLACE, f"no place for another provider: {full.value}")
+    def _turn_away(self, link: Link, full: Full, provider_id: str = "") -> None:
+        self._note_full(link, full, provider_id)
+        link.close(CLOSE_NO_PLACE, f"no place for this provider: {full.value}")
 
-    def _note_full(self, link: Link, full: Full) -> None:
+    def _note_full(self, link: Link, full: Full, provider_id: str) -> None:
         """Who is turned away dials again, so the log has it now and then."""
         self.metrics.turned_away.labels(full.value).inc()
         times = self._turned_away.happened((full, link.owner), self._clock())
         if times is not None:
-            log.warning("provider_turned_away", reason=full.value, token=link.owner, times=times)
+            log.warning("provider_turned_away", reason=full.value, token=link.owner, times=times, provider=provider_id)
 
     def _admit(self, link: Link, message: Register) -> Connection | None:
-        full = self._registry.place(message, link.owner)
+        older = self._connections.get(message.provider_id)
+        # Every key of a client reads the ids of the fleet: an id alone puts nobody out.
+        strange = older is not None and older.link.owner != link.owner
+        full = Full.OTHER_TOKEN if strange else self._registry.place(message, link.owner)
         if full is not None:
-            self._turn_away(link, full)
+            self._turn_away(link, full, message.provider_id)
             return None
         connection = Connection(link, self.metrics, message.provider_id, next(self._generations))
         connection.awaits = partial(self._awaits, message.provider_id)
-        older = self._connections.get(message.provider_id)
         if older is not None:
             self._drop(older, CLOSE_SUPERSEDED, "a newer connection of this provider")
         self._connections[message.provider_id] = connection
@@ -319,7 +321,7 @@ class Hub:
     def _advertise(self, connection: Connection, message: ModelsUpdate) -> None:
         full = self._registry.advertise(connection.provider_id, message)
         if full is not None:
-            self._note_full(connection.link, full)
+            self._note_full(connection.link, full, connection.provider_id)
             why = f"models_update: no place for so many models: {full.value}; the list before stands"
             connection.link.send(ProtocolErrorMessage(message=why))
 

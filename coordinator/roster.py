@@ -20,12 +20,14 @@ SPARE_MODELS, SPARE_CHARACTERS = 1024, 2**20
 
 
 class Full(StrEnum):
-    """Of what there is too much already."""
+    """Why there is no place: of what there is too much already, or that it is another's."""
 
     TOKEN_PROVIDERS = "token_providers"
     TOKEN_MODELS = "token_models"
     ALL_PROVIDERS = "all_providers"
     ALL_MODELS = "all_models"
+    OTHER_TOKEN = "other_token"
+    """The provider is connected, by another token than this one."""
 
 
 class Roster:

@@ -178,7 +178,7 @@ class Link:
                     await _say_goodbye(socket)
                     raise
         except ConnectionClosed as closed:
-            return self._closed(closed.rcvd.code if closed.rcvd else None)
+            return self._closed(*((closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (None, "")))
         except InvalidURI as error:
             raise LinkRefused(f"{self._url}: not a WebSocket address ({error})") from error
         except (OSError, TimeoutError, InvalidHandshake) as error:
@@ -196,10 +196,12 @@ class Link:
         finally:
             self._connection = None
 
-    def _closed(self, code: int | None) -> str:
+    def _closed(self, code: int | None, why: str) -> str:
         if code in FATAL:
             raise LinkRefused(f"{self._url}: {FATAL[code]}")
-        return f"closed with code {code}" if code else "connection lost"
+        if code is None:
+            return "connection lost"
+        return f"closed with code {code}" + (f" ({why})" if why else "")
 
 
 def _end_if_cancelled() -> None:

@@ -74,13 +74,49 @@ def test_who_is_connected_or_may_come_back_keeps_its_place_against_newcomers() -
     play(scene, TIGHT)
 
 
+def test_a_connected_provider_is_not_put_out_by_another_token_that_names_its_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every key of a client reads the ids of the fleet."""
+
+    async def scene(world: World) -> None:
+        victim = await world.join(0, owner=1)
+        with world.lease() as inbox:
+            victim.say(chunk(0))
+            for _ in range(3):
+                thief = await world.join(0, resume={"j.1": 1}, model="another", owner=2)
+                assert (thief.closed, thief.heard) == (hub.CLOSE_NO_PLACE, [])
+            victim.say(chunk(1))
+            await settle()
+            assert (victim.closed, taken(inbox)) == (None, [0, 1])
+        assert world.registered == [uuid_of(0)]
+        assert "another" not in world.hub.views[uuid_of(0)].models
+        assert turned_away(world, "other_token") == 3
+        again = await world.join(0, owner=1)
+        assert (again.closed, victim.closed) == (None, CLOSE_SUPERSEDED), "its own token is its own"
+        again.lose()
+        await settle()
+        rotated = await world.join(0, owner=2)
+        assert rotated.closed is None
+        assert (await world.join(0, owner=1)).closed == hub.CLOSE_NO_PLACE, "now it came by the other"
+
+    with caplog.at_level("WARNING", "coordinator"):
+        play(scene)
+    said = [record.getMessage() for record in caplog.records if "provider_turned_away" in record.getMessage()]
+    assert said[0] == f"provider_turned_away reason=other_token token=2 times=1 provider={uuid_of(0)}"
+    assert len(said) == 2
+
+
 def test_another_token_does_not_take_over_a_place_without_room_of_its_own() -> None:
     async def scene(world: World) -> None:
-        first = await world.join(0, owner=1)
-        await world.join(1, owner=2)
+        first, second = await world.join(0, owner=1), await world.join(1, owner=2)
         await world.join(2, owner=2)
-        stolen = await world.join(0, owner=2)
-        assert (stolen.closed, first.closed) == (hub.CLOSE_NO_PLACE, None)
+        first.lose()
+        await settle()
+        assert (await world.join(0, owner=2)).closed == hub.CLOSE_NO_PLACE
+        assert (await world.join(0, owner=1)).closed is None
+        second.lose()
+        await settle()
         moved = await world.join(1, owner=1)
         assert moved.closed is None
         assert (await world.join(3, owner=1)).closed == hub.CLOSE_NO_PLACE
