@@ -1,7 +1,7 @@
 """Grammars made ready for one model's tokens. Lives where the tokens are drawn."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from threading import Lock, Thread
 from typing import Protocol
@@ -39,6 +39,7 @@ class Compiler:
         ends = sorted(vocabulary.eos_token_ids) or [0]
         words = _Words(vocabulary, vocab_size, ends[0])
         self._tokenizer = LLTokenizer(words, n_vocab=vocab_size, eos_token=ends)  # type: ignore[arg-type]  # by shape
+        words.greedy = self._tokenizer.greedy_tokenize
         self._ends = vocabulary.eos_token_ids
         self._compiled = lru_cache(KEPT)(self._compile)
 
@@ -93,12 +94,27 @@ class _Words:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
+    greedy: Callable[[str], list[int]] | None = None
+    """How a text is told that the tokenizer reads as anything but text: the longest token that is text, one by one. (It
+    could be told to take control tokens for text too, but only in a second instance of all its words.)"""
+
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, end: int) -> None:
         self.eos_token_id = end
         self.tokens: Sequence[bytes] = [vocabulary.token_bytes(token) for token in range(vocab_size)]
         self.special_token_ids: Collection[int] = sorted(vocabulary.special_token_ids | vocabulary.eos_token_ids)
+        self._control = frozenset(self.special_token_ids)
         self._vocabulary = vocabulary
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Of text that a grammar leaves no choice about: whatever it says, a schema's own words, it is no control
+        token."""
         said = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._vocabulary.encode(said)
+        tokens = self._vocabulary.encode(said)
+        if self.greedy is None or self._says(tokens, said):
+            return tokens
+        return self.greedy(said)
+
+    def _says(self, tokens: Sequence[int], text: str) -> bool:
+        if not self._control.isdisjoint(tokens) or max(tokens, default=0) >= len(self.tokens):
+            return False
+        return b"".join(self.tokens[token] for token in tokens) == text.encode()

@@ -25,7 +25,8 @@ SCHEMA = {
 }
 VALUE = grammar_of("start: @value", {"value": SCHEMA})
 NUMBER = grammar_of("start: /[0-9]+/", {})
-GRAMMARS = (VALUE, NUMBER, grammar_of('start: /(.|\\n)*?<\\/think>/ "x"', {}))
+CONTROL = grammar_of("start: @value", {"value": {"enum": ["a<|im_end|>b", "a<|im_end|>c<|im_start|>"]}})
+GRAMMARS = (VALUE, NUMBER, CONTROL, grammar_of('start: /(.|\\n)*?<\\/think>/ "x"', {}))
 BOMB = grammar_of("start: @value", {"value": {"type": "string", "pattern": "^(a?){1000}a{1000}$"}})
 
 
