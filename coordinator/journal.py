@@ -42,7 +42,8 @@ class Batch:
 
 
 class Journal:
-    """Owned by the event loop. `waiting` counts the records that were appended and are not stored yet."""
+    """Owned by the event loop. `waiting` counts the jobs whose usage was appended and is not stored yet; that a key or a
+    provider was seen is no usage."""
 
     def __init__(self, directory: Path, lock: IO[bytes], mine: bool) -> None:
         """`mine`: it is being written. Otherwise what it holds is all there will be."""
@@ -75,14 +76,15 @@ class Journal:
             return None
         if isinstance(line, Usage):
             self._drafts.pop(line.job_id, None)
-        self.waiting += 1
+        self.waiting += _jobs(line)
         self._unwritten.append((line, raw))
         while self._unwritten and self._write(self._unwritten[0][1]):
             self._unwritten.popleft()
         if len(self._unwritten) <= MOST_IN_MEMORY:
             return None
-        self.waiting -= 1
-        return self._unwritten.popleft()[0]
+        given_up, _ = self._unwritten.popleft()
+        self.waiting -= _jobs(given_up)
+        return given_up
 
     def unsynced(self) -> list[int]:
         """Descriptors for `sync`, which closes them."""
@@ -163,7 +165,7 @@ class Journal:
                     self._unwritten.popleft()
         else:
             self._drafts = dict(islice(self._drafts.items(), len(batch.records), None))
-        self.waiting = max(0, self.waiting - len(batch.records))
+        self.waiting = max(0, self.waiting - _jobs(*batch.records))
 
     def _read_from(self, path: Path, limit: int) -> Batch:
         records: list[Record] = []
@@ -207,6 +209,10 @@ class Journal:
         if self.read(1) is None and not self._drafts:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._lock.close()
+
+
+def _jobs(*records: Record) -> int:
+    return sum(isinstance(record, Usage) for record in records)
 
 
 def sync(files: Iterable[int]) -> None:

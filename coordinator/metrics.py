@@ -81,7 +81,9 @@ class Metrics:
         self._frames = Counter("darkbloom_provider_frames", "Frames from providers.", ["type"], registry=self.registry)
         self.frames = cache(self._frames.labels)
         """By type, of which there are few; each is looked up once, for there are thousands of frames a second."""
-        self.records_waiting = Gauge("darkbloom_records_waiting", "Rows not yet in the store.", registry=self.registry)
+        self.records_waiting = Gauge(
+            "darkbloom_records_waiting", "Rows of usage not yet in the store.", registry=self.registry
+        )
         self.records_lost = Counter(
             "darkbloom_records_lost", "Rows given up and logged instead.", registry=self.registry
         )

@@ -45,7 +45,7 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Records of this process that are not stored yet."""
+        """Jobs of this process whose usage is not stored yet."""
         return self._mine.waiting
 
     def add(self, record: Record) -> None:

@@ -24,7 +24,7 @@ Group = Annotated[str, Query(description="What to break it down by: any of key, 
 async def usage(
     request: Request, _: Operator, since: From = None, to: To = None, group: Group = "key,model,day"
 ) -> dict[str, Any]:
-    """The jobs that ended in [from, to). `not_stored` counts what this coordinator has still to write."""
+    """The jobs that ended in [from, to). `not_stored` counts the jobs that this coordinator has still to write."""
     services = services_of(request)
     until = datetime.now(UTC) if to is None else _moment("to", to)
     begin = until - DEFAULT_PERIOD if since is None else _moment("from", since)

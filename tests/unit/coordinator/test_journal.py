@@ -84,6 +84,19 @@ def test_records_are_read_back_in_order_and_an_empty_journal_leaves_nothing(tmp_
     assert list((tmp_path / journal.DIRECTORY).iterdir()) == []
 
 
+def test_that_a_key_or_a_provider_was_seen_is_not_counted_as_usage_that_waits(tmp_path: Path) -> None:
+    mine = journal.begun(tmp_path)
+    for one in (Touch(7, NOW), usage(1), Sighting("p", "p", "0.9.0", "sim", "chip", NOW), usage(2)):
+        mine.append(one)
+    assert mine.waiting == 2
+    for left in (1, 0):
+        batch = mine.read(2)
+        assert batch is not None
+        mine.stored(batch)
+        assert mine.waiting == left
+    mine.close()
+
+
 def test_what_is_not_stored_is_found_by_one_successor(tmp_path: Path) -> None:
     mine = journal.begun(tmp_path)
     for number in range(5):
