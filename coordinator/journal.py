@@ -42,8 +42,8 @@ class Batch:
 
 
 class Journal:
-    """Owned by the event loop. `waiting` counts the jobs whose usage was appended and is not stored yet; that a key or a
-    provider was seen is no usage."""
+    """Owned by the event loop. `waiting` counts the jobs whose usage was appended and is not stored yet, which that a
+    key or a provider was seen is not."""
 
     def __init__(self, directory: Path, lock: IO[bytes], mine: bool) -> None:
         """`mine`: it is being written. Otherwise what it holds is all there will be."""
