@@ -7,6 +7,7 @@ from provider.backends.base import Backend
 from provider.errors import ExactUnavailable
 from provider.exact.choice import Source
 from provider.exact.policy import Found, Mode, Off, On, Unavailable, decide
+from provider.models.resolve import model_id_of
 from provider.pipe import ExactReport
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def _found(backend: Backend, directory: Path, lanes_in: Path | None) -> tuple[Fo
     assert isinstance(backend, MlxBackend)
     rows: int | None = None
     try:
-        chosen = choose_rows(backend, directory.name, lanes_in)
+        chosen = choose_rows(backend, model_id_of(directory), lanes_in)
         if chosen is None:
             return Found(lanes=True, experts_per_token=backend.grid.experts_per_token), None
         rows = chosen.count

@@ -1,5 +1,6 @@
 """Who this provider is: a UUID kept in the data directory, so that a restart is not a new node."""
 
+import contextlib
 import json
 import os
 import uuid
@@ -23,8 +24,13 @@ def provider_id(data_dir: Path) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a part."""
+    """A reader sees the old file or the new one, never a part. Raises OSError, with nothing left behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # it may be what could not be written
+            beside.unlink(missing_ok=True)
+        raise

@@ -79,7 +79,7 @@ def test_rows_are_measured_once_and_kept_for_every_load_after(small: Path, tmp_p
     assert source == "measured"
     (file,) = tmp_path.iterdir()
     told = json.loads(file.read_text())
-    assert told["lane_rows"] == rows
+    assert (told["lane_rows"], told["model"]) == (rows, small.name)
     assert [*told["pass_ms"]] == ["1", "2", "4", "8", "16"]
     assert loaded_with() == (rows, "kept")
     another = 2 if rows != 2 else 4

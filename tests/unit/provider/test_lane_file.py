@@ -68,3 +68,6 @@ def test_where_nothing_can_be_written_the_choice_stands_all_the_same(
     in_the_way.write_text("")
     keep(in_the_way)
     assert "lane_file_not_written" in caplog.text
+    SUBJECT.path_in(tmp_path).mkdir()
+    keep(tmp_path)
+    assert {*tmp_path.iterdir()} == {in_the_way, SUBJECT.path_in(tmp_path)}, "nothing is left beside it"
