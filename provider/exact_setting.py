@@ -4,6 +4,7 @@ A flag beats the environment beats provider.toml beats what was stored over HTTP
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import get_args
 
@@ -12,19 +13,22 @@ from provider.errors import ConfigError
 from provider.exact.policy import Mode
 from provider.identity import write_atomically
 
+log = logging.getLogger(__name__)
+
 FILE_NAME = "settings.json"
 KEY = "exact_concurrency"
 
 
 class ExactSetting:
-    """Owner of the data directory's settings.json. Raises ConfigError for one that cannot be used."""
+    """Owner of the data directory's settings.json. Raises ConfigError for one that cannot be used, where it is what
+    counts; else a warning, and nothing is stored."""
 
     def __init__(self, config: ProviderConfig) -> None:
         self.overridden_by = config.exact_told_by
         """What makes the stored setting count for nothing; None: it counts."""
         self._told = config.engine.exact
         self._path = config.data_dir / FILE_NAME
-        self.stored = _read(self._path)
+        self.stored = _read(self._path) if self.overridden_by is None else self._read_for_later()
 
     @property
     def wanted(self) -> Mode:
@@ -38,6 +42,13 @@ class ExactSetting:
         else:
             write_atomically(self._path, json.dumps({KEY: mode}))
         self.stored = mode
+
+    def _read_for_later(self) -> Mode | None:
+        try:
+            return _read(self._path)
+        except ConfigError as error:
+            log.warning("setting_unusable overridden_by=%r error=%s", self.overridden_by, error)
+            return None
 
 
 def _read(path: Path) -> Mode | None:

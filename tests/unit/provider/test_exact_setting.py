@@ -94,3 +94,17 @@ def test_null_takes_back_what_was_stored(tmp_path: Path) -> None:
         setting.store(None)
         setting.store(None)
         assert (setting.stored, setting.wanted, ExactSetting(config(tmp_path)).wanted) == (None, "off", "off")
+
+
+@pytest.mark.parametrize("content", ["", '{"exact_concurrency": "perhaps"}'])
+def test_where_a_flag_decides_a_file_that_cannot_be_used_is_only_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    path = tmp_path / "data" / FILE_NAME
+    path.parent.mkdir()
+    path.write_text(content)
+    setting = ExactSetting(config(tmp_path, flag="auto"))
+    assert (setting.wanted, setting.stored) == ("auto", None)
+    assert str(path) in caplog.text
+    setting.store("on")
+    assert ExactSetting(config(tmp_path)).wanted == "on", "it can be stored anew"
