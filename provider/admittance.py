@@ -1,6 +1,7 @@
 """A request's way to a model that is loaded: what was true before a suspension is asked again after it."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from provider.api import wire
 from provider.catalog import Model
@@ -12,6 +13,8 @@ from provider.slot import ModelSlot
 
 LOADS_PER_REQUEST = 3
 """A request whose model is evicted again before its turn asks for it this often."""
+NOT_EXACT_AGAIN_S = 60
+"""A client that waits for an operator need not ask often."""
 
 Served = Callable[[str], Model]
 """Raises RequestFailed for a model that is not served (any more), or when the provider is ending."""
@@ -82,9 +85,7 @@ def refused_request(refusal: MemoryRefusal) -> RequestFailed:
 
 
 def not_exact(refusal: ExactUnavailable) -> RequestFailed:
-    """Another provider may be able to; here it would be the same again."""
+    """Another provider may be able to; here it would be the same again, until an operator has changed something."""
     detail = {"reason": refusal.cause, "remedy": refusal.remedy}
-    failure = wire.Failure(
-        503, "service_unavailable", refusal.code, str(refusal), "model", retryable=True, detail=detail
-    )
-    return RequestFailed(failure)
+    failure = wire.unavailable(str(refusal), refusal.code, NOT_EXACT_AGAIN_S)
+    return RequestFailed(replace(failure, param="model", detail=detail))

@@ -72,6 +72,8 @@ class Delivery:
 
     def fail(self, failure: Failure) -> None:
         detail = {"type": failure.type, "param": failure.param, **failure.detail}
+        if failure.retry_after_s is not None:
+            detail["retry_after_s"] = failure.retry_after_s
         self.end(
             InferenceError(
                 request_id=self.request_id,

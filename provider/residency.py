@@ -67,7 +67,7 @@ class Residency:
         files: Files | None = None,
         memory_kind: MemoryKind = "host",
     ) -> None:
-        """Reads the checkpoints' facts; raises ModelError or ConfigError. Nothing is loaded yet.
+        """Reads the checkpoints' facts; raises ModelError (where none can be served) or ConfigError. Loads nothing.
 
         `read_memory` None: nothing is known beside what the workers measure.
         """
@@ -79,6 +79,8 @@ class Residency:
         self.exact = ExactSetting(config)
         self.factory = Factory(config, files or LocalFiles(), create_runner, self, clock, memory_kind)
         self._named = Named(config, self.factory)
+        for name, error in self._named.broken.items():
+            self.last_load_error = LoadError(name, str(error), time.time())
         self.occupancy = Occupancy(Bounds.told(config, physical_bytes, floors), self._named.models)
         self.occupancy.advertised = list(self._named.models)
         self.granting = Granting(self.occupancy)
@@ -200,11 +202,13 @@ class Residency:
             self._background.spawn(self._leave(self.occupancy.models[id]))
 
     def want_exact(self, mode: ExactMode | None) -> None:
-        """From the next load on, where nothing overrides it (None: nothing is stored any more); what was refused may be
-        tried again. Raises OSError."""
+        """From the next load on, where nothing overrides it (None: nothing is stored any more); where that changes what
+        is wanted, what was refused may be tried again. Raises OSError."""
+        former = self.exact.wanted
         self.exact.store(mode)
-        for model in self.occupancy.models.values():
-            model.exact_refusal = None
+        if self.exact.wanted != former:
+            for model in self.occupancy.models.values():
+                model.exact_refusal = None
         self._changed.tell()
 
     def retire(self, model: Model) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from provider.api.wire import internal_error
+from coordinator.endings import failed
+from provider.api.wire import internal_error, unavailable
 from provider.delivery import Delivery
 from provider.errors import RequestFailed
 from provider.outbox import MAX_MESSAGES, Outbox
@@ -180,3 +181,13 @@ def test_messages_for_a_socket_that_takes_nothing_are_bounded() -> None:
     outbox = Outbox()
     message: Wire = Routability(models={})
     assert [outbox.say(message) for _ in range(MAX_MESSAGES + 2)] == [True] * MAX_MESSAGES + [False] * 2
+
+
+def test_a_failure_tells_the_coordinator_when_to_try_again() -> None:
+    out = Out()
+    out.delivery.fail(unavailable("not now", "slot_state", 60))
+    frame = out.delivery.take()
+    assert frame is not None
+    told = parse_from_provider(frame)
+    assert isinstance(told, InferenceError)
+    assert failed(told) == unavailable("not now", "slot_state", 60), "as it reads there"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from provider.config import EngineSection
 from provider.errors import ExactUnavailable, RequestFailed
 from provider.exact_status import overall, settings_object
 from provider.protocol import LoadModel, LoadModelStatus
@@ -118,6 +119,7 @@ async def test_what_cannot_be_exact_is_refused_by_name_and_not_tried_again_for_e
     again = await world.chat("2", "m")
     refused = (await _raised(again)).failure
     assert (refused.status, refused.code) == (503, "exact_unavailable"), "at once, with nothing loaded"
+    assert (refused.retryable, refused.headers()) == (True, {"Retry-After": "60"})
     assert refused.detail == {"reason": "experts_sorted", "remedy": "--exact off"}
     [props] = told(world)["models"]
     assert (props["mode"], props["state"]) == ("on", "unavailable")
@@ -125,6 +127,8 @@ async def test_what_cannot_be_exact_is_refused_by_name_and_not_tried_again_for_e
     assert world.gates.names == []
     looked_at = await world.begin(world.residency.pre_accept("m"))
     assert await failure(looked_at) == (503, "exact_unavailable")
+    world.residency.want_exact("on")
+    assert ads(world) == {"m": "unavailable"}, "nothing has changed"
     world.residency.want_exact("auto")
     assert ads(world) == {"m": "off"}
     await world.load("m")
@@ -188,6 +192,18 @@ async def test_at_start_with_nothing_else_to_serve_it_is_the_end(tmp_path: Path)
     await world.open("start:m", result=REFUSED)
     await world.open_all()
     assert start.exception() is REFUSED
+
+
+@played
+async def test_a_stored_setting_that_a_flag_overrides_leaves_a_refusal_as_it_is(tmp_path: Path) -> None:
+    world = World([build("m", 4)], data_dir=tmp_path, exact_told_by="--exact", engine=EngineSection(exact="on"))
+    load = await world.begin(world.residency.load("m"))
+    await world.open_until("start:m")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    assert load.exception() is REFUSED
+    world.residency.want_exact("off")
+    assert (told(world)["mode"], told(world)["wanted"], told(world)["actual"]) == ("off", "on", "unavailable")
 
 
 async def _raised(task: Any) -> RequestFailed:

@@ -40,6 +40,7 @@ class World:
         limit_gib: float | None = None,
         preload: tuple[str, ...] = (),
         data_dir: Path = Path("/nowhere"),
+        engine: EngineSection | None = None,
         **config: Any,
     ) -> None:
         known = list(builds)
@@ -58,7 +59,7 @@ class World:
         self.residency = Residency(
             ProviderConfig(
                 provider=ProviderSection(memory_reserve_gb=reserve_gib, memory_limit_gb=limit_gib),
-                engine=EngineSection(),
+                engine=engine or EngineSection(),
                 models=tuple([one.name for one in known] if named is None else named),
                 coordinators=(),
                 data_dir=data_dir,
