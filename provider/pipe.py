@@ -187,6 +187,9 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """Being copied out or back: taking room, and not decoding."""
     tokens_used: int = 0
     tokens_queued: int = 0
+    parks: int = 0
+    recomputes: int = 0
+    """Both since the model was loaded."""
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0

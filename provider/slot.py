@@ -303,6 +303,7 @@ class ModelSlot:
             self._note_grant(report)
             return
         if report.state is not None:
+            self.totals.note(self.engine, report.state)
             self.engine = report.state
             self.rates.note(report)
             self._note_drafting(report.state)

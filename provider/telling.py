@@ -44,6 +44,8 @@ def engine_state(engine: Engine) -> EngineState:
         moving=counts.moving,
         tokens_used=counts.tokens_used,
         tokens_queued=counts.tokens_queued,
+        parks=engine.scheduler.parks,
+        recomputes=engine.scheduler.recomputes,
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,
         peak_bytes=memory.peak_bytes,

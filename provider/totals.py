@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from provider.pipe import Report
+from provider.pipe import EngineState, Report
 
 RATE_SMOOTHING = 0.2
 
@@ -16,6 +16,11 @@ class Totals:
     recomputes: int = 0
     restarts: int = 0
     failures: int = 0
+
+    def note(self, former: EngineState, state: EngineState) -> None:
+        """Two reports of one worker, the one after the other."""
+        self.parks += state.parks - former.parks
+        self.recomputes += state.recomputes - former.recomputes
 
 
 @dataclass(slots=True)

@@ -44,6 +44,8 @@ class Scheduler:
         self.pool = pool
         self.rules = rules or ParkRules()
         self.costs = costs or Costs()
+        self.parks = self.recomputes = 0
+        """Of all sequences so far; each counts its own besides."""
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._resident: list[Sequence] = []
@@ -209,6 +211,7 @@ class Scheduler:
     def _park(self, one: Sequence, how: How, now_s: float) -> None:
         self._resident.remove(one)
         one.parks += 1
+        self.parks += 1
         one.parked_s = one.held_until_s = now_s
         if self.rules.forces(one):
             one.forced_at = one.emitted
@@ -225,6 +228,7 @@ class Scheduler:
         if how is How.DROPPED and one.computed:
             one.computed = 0
             one.recomputes += 1
+            self.recomputes += 1
         insort(self._parked, one, key=lambda it: it.parked_s)
 
     def _arrived(self, id: str, state: State) -> Sequence:

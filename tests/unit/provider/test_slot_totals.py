@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 
-from provider.generation import Finished, GenerationRequest, Sampling
+from provider.engine import Engine
+from provider.generation import Finished, GenerationRequest, Notice, Sampling
 from provider.models.bundled import BUNDLED_MODEL_DIR
 from provider.models.tokenizer import ModelTokenizer
-from provider.pipe import Command, Loaded, LoadSpec, Report, Submit
+from provider.pipe import Command, Loaded, LoadSpec, Report, Stop
 from provider.runner import OnReport
 from provider.slot import ModelSlot, SlotLimits
+from provider.telling import engine_state
+from provider.worker import apply
 from tests.unit.provider.test_engine import Engines, alone
+from tests.unit.provider.test_engine_parking import Chats, HeldSim
 
 LOADED = Loaded(
     n_ctx=512,
@@ -30,8 +34,8 @@ class HereRunner:
 
     pid = None
 
-    def __init__(self) -> None:
-        self._engines = Engines()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self._engine = engine or Engines().engine
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self, spec: LoadSpec, on_report: OnReport) -> Loaded:
@@ -39,14 +43,14 @@ class HereRunner:
         return LOADED
 
     def send(self, command: Command) -> None:
-        if isinstance(command, Submit):
-            self._engines.note(self._engines.engine.submit(command.request))
+        if not isinstance(command, Stop):
+            apply(self._engine, command)
 
     def step(self) -> bool:
         """Whether there is more to do."""
-        said = self._engines.engine.step(lambda events: self._on_report(Report(list(events))))
-        self._on_report(Report(list(said.events), state=None))
-        return self._engines.engine.busy
+        said = self._engine.step(lambda events: self._on_report(Report(list(events))))
+        self._on_report(Report(list(said.events), state=engine_state(self._engine)))
+        return self._engine.busy
 
     async def wait_ended(self) -> str:
         return await self._ended
@@ -99,3 +103,45 @@ def test_every_token_of_an_answer_is_counted_the_one_that_ends_it_too(end: str) 
     generated = {"length": 10, "stop token": tokens.index(tokens[4]) + 1, "stop string": text.index(text[3:5]) + 2}
     counted, told = totals(**fields)
     assert counted == told == generated[end]
+
+
+def test_a_chat_that_is_parked_again_while_it_is_computed_again_counts_twice_and_is_told_once() -> None:
+    async def scene() -> None:
+        runners: list[HereRunner] = []
+
+        def create() -> HereRunner:
+            runners.append(HereRunner(Chats(HeldSim(tiers=None), tokens=1000).engine))
+            return runners[-1]
+
+        spec = LoadSpec(backend="sim", directory="", max_concurrent=8)
+        slot = ModelSlot("m", ModelTokenizer(BUNDLED_MODEL_DIR), spec, SlotLimits(8, 8), create)
+
+        async def chat(parks: int) -> list[object]:
+            """Each but the first comes before it has decoded again."""
+            request = GenerationRequest(
+                request_id="a", prompt=[1] * 50, max_tokens=10, sampling=Sampling(temperature=0)
+            )
+            events = slot.generate(request)
+            first = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            runners[-1].step()
+            for _ in range(parks):
+                for held in (True, False):
+                    slot.hold("a", held)
+                    runners[-1].step()
+            while runners[-1].step():
+                pass
+            return [await first] + [event async for event in events]
+
+        await slot.start()
+        said = await chat(parks=2)
+        assert [one.kind for one in said if isinstance(one, Notice)] == ["preempted", "resumed", "recomputed"]
+        [end] = [one for one in said if isinstance(one, Finished)]
+        assert (end.parks, end.recomputes) == (slot.totals.parks, slot.totals.recomputes) == (2, 2)
+        await slot.stop()
+        await slot.start()  # another worker, which counts from 0
+        await chat(parks=1)
+        assert (slot.totals.parks, slot.totals.recomputes) == (3, 3)
+        await slot.stop()
+
+    asyncio.run(scene())
