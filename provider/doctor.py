@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from provider.config import ProviderConfig, data_directory, read_config
+from provider.config import ProviderConfig, read_config
 from provider.described import read_described
 from provider.errors import ConfigError, ModelError
 from provider.exact_findings import exact_object, judge_exact
@@ -25,12 +25,12 @@ from provider.findings import Finding, Status, is_failure
 from provider.fit_findings import fit_findings, fit_object
 from provider.fitness import FitReport, judge_fit
 from provider.hardware import Hardware, read_hardware
-from provider.lane_file import DIRECTORY as LANES_DIRECTORY
 from provider.memory_findings import MemoryFacts, judge_memory
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.models.commands import readable_bytes
 from provider.models.inspection import Inspection, inspect_model
 from provider.models.resolve import find_model
+from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.head import ExternalHead, InlineHead
 from provider.mtp.policy import Declaration, Off, Reason
 from provider.mtp.verdict import Verdict as MtpVerdict
@@ -58,7 +58,8 @@ LOW_DISK_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`inspection` None: it is not on this machine or cannot be read, and `error` says why."""
+    """`inspection` None: it is not on this machine or cannot be read. `error` says why, or what is wrong with its
+    tokenizer."""
 
     id: str
     inspection: Inspection | None
@@ -142,6 +143,8 @@ def judge_model(model: ModelFacts) -> Finding:
     if found.unsupported is not None:
         fix = f"Serve a model of a served family, such as {BUNDLED_MODEL_ID}."
         return Finding("model files", Status.FAIL, f"{model.id}: {found.unsupported}", fix)
+    if model.error is not None:
+        return Finding("model files", Status.FAIL, f"{model.id}: {model.error}", "Download the model again.")
     size = readable_bytes(found.size_bytes or 0)
     said = f"{model.id}: {found.family}, {size} of {found.quantization or found.dtype} weights"
     return Finding("model files", Status.PASS, f"{said}, context {found.context_length}.")
@@ -238,7 +241,7 @@ def gather(
     names = [model] if model else _configured_models(config)
     directory = data_dir if isinstance(config, str) else config.data_dir
     hardware, mlx = read_hardware(), try_mlx()
-    models = tuple(_model_facts(name, config) for name in names)
+    models = tuple(read_model_facts(name, config) for name in names)
     asked = [Known(one.id, one.inspection) for one in models if one.inspection is not None]
     return Facts(
         config=config,
@@ -267,13 +270,24 @@ def _configured_models(config: ProviderConfig | str) -> list[str]:
     return named or [BUNDLED_MODEL_ID]
 
 
-def _model_facts(name: str, config: ProviderConfig | str) -> ModelFacts:
+def read_model_facts(name: str, config: ProviderConfig | str) -> ModelFacts:
+    """`config`: an error's text where there is none that can be used."""
     try:
         found = find_model(name)
         inspection = inspect_model(found.directory)
-        return ModelFacts(found.id, inspection, None, _mtp(inspection, config))
     except ModelError as error:
         return ModelFacts(name, None, str(error))
+    return ModelFacts(found.id, inspection, _tokenizer_error(inspection), _mtp(inspection, config))
+
+
+def _tokenizer_error(found: Inspection) -> str | None:
+    if found.problems or found.unsupported is not None:
+        return None
+    try:
+        ModelTokenizer(found.directory)
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 def _mtp(found: Inspection, config: ProviderConfig | str) -> MtpVerdict | None:
@@ -311,8 +325,7 @@ def doctor(
 ) -> None:
     """Looks at this machine and says what would keep it from serving, and how to fix it."""
     if exact or adversary:
-        lanes_in = data_directory(data_dir) / LANES_DIRECTORY
-        _doctor_exact(model or BUNDLED_MODEL_ID, adversary, as_json, strict, lanes_in)
+        _doctor_exact(model or BUNDLED_MODEL_ID, read_config({}, data_dir=data_dir), adversary, as_json, strict)
         return
     if facts is not None:
         findings, reports = _judge_described(facts, model)
@@ -328,14 +341,14 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _doctor_exact(model: str, adversary: bool, as_json: bool, strict: bool, lanes_in: Path) -> None:
+def _doctor_exact(model: str, config: ProviderConfig, adversary: bool, as_json: bool, strict: bool) -> None:
     try:
         from provider.exact_trial import try_exact  # and MLX with it
     except (ImportError, OSError) as error:
         raise ConfigError(f"MLX cannot be used here ({error}): `darkbloom-py doctor` says what to do.") from error
     exact: dict[str, Any] | None = None
     try:
-        facts = try_exact(model, adversary, partial(typer.echo, err=as_json), lanes_in=lanes_in)
+        facts = try_exact(model, config, adversary, partial(typer.echo, err=as_json))
         findings, exact = judge_exact(facts), exact_object(facts)
     except ModelError as error:
         findings = [judge_model(ModelFacts(model, None, str(error)))]

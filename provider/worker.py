@@ -149,7 +149,8 @@ def serve(sock: socket.socket) -> None:
         send(load_failed(error))
         return
     except Exception as error:
-        send(LoadFailed(f"{spec.directory} cannot be loaded: {type(error).__name__}: {error}", False))
+        told = f"{type(error).__name__}: {error}"
+        send(LoadFailed(f"{spec.directory} cannot be loaded ({told}): the log says more.", False))
         raise
     collector.freeze()
     send(loaded)

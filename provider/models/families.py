@@ -9,11 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from provider.errors import ModelUnsupported
+from provider.errors import ModelError, ModelUnsupported
 from provider.models.architecture import Architecture, LayerKind, Recurrence
 
 Text = Mapping[str, Any]
 """The text part of a config.json."""
+MOST = 2**31 - 1
+"""No dimension is larger: MLX counts in 32 bits."""
+MOST_LAYERS = 4096
+"""A list of them is built before anything is compared with the weights."""
+MOST_TOLD = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,8 @@ def text_config(config: Mapping[str, Any]) -> Text:
 
 
 def read_architecture(family: str, config: Mapping[str, Any]) -> Architecture:
-    """Raises ModelUnsupported, naming the key, when the config is incomplete or contradicts itself."""
+    """Raises ModelError, naming the key, when the config is incomplete, ModelUnsupported when it contradicts itself or
+    says what is not served."""
     text, rules = text_config(config), FAMILIES[family]
     hidden_size, heads = _count(text, "hidden_size"), _count(text, "num_attention_heads")
     even = hidden_size // heads
@@ -54,13 +60,18 @@ def read_architecture(family: str, config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _count(text: Text, key: str, default: int | None = None) -> int:
+def _count(text: Text, key: str, default: int | None = None, most: int = MOST) -> int:
     value = text.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ModelUnsupported(f"config.json: {key} must be a positive integer, not {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        told = f"{key} must be a positive integer of at most {most}, not {repr(value)[:MOST_TOLD]}"
+        raise ModelError(f"config.json: {told}: correct it, or download the model again.")
     return value
+
+
+def _layers(text: Text) -> int:
+    return _count(text, "num_hidden_layers", most=MOST_LAYERS)
 
 
 def _ties(config: Mapping[str, Any], text: Text) -> bool:
@@ -88,7 +99,7 @@ def _recurrence(text: Text) -> Recurrence:
 
 
 def _all_full(text: Text) -> tuple[LayerKind, ...]:
-    return (LayerKind.FULL,) * _count(text, "num_hidden_layers")
+    return (LayerKind.FULL,) * _layers(text)
 
 
 def _declared(text: Text) -> tuple[LayerKind, ...]:
@@ -105,7 +116,7 @@ def _declared(text: Text) -> tuple[LayerKind, ...]:
 
 def _alternating(text: Text) -> tuple[LayerKind, ...]:
     """By `layer_types`; sliding and full in turn without them (gpt-oss). mlx-lm looks for one of each."""
-    layers = _count(text, "num_hidden_layers")
+    layers = _layers(text)
     pair = (LayerKind.SLIDING, LayerKind.FULL)
     kinds = _declared({**text, "layer_types": text.get("layer_types") or pair * (layers // 2)})
     if LayerKind.SLIDING not in kinds:
@@ -118,9 +129,7 @@ def _intervals(key: str, default: int, between: LayerKind) -> Callable[[Text], t
 
     def kinds(text: Text) -> tuple[LayerKind, ...]:
         interval = _count(text, key, default)
-        built = tuple(
-            between if (layer + 1) % interval else LayerKind.FULL for layer in range(_count(text, "num_hidden_layers"))
-        )
+        built = tuple(between if (layer + 1) % interval else LayerKind.FULL for layer in range(_layers(text)))
         declared = text.get("layer_types")
         if declared is not None and declared != list(built):
             raise ModelUnsupported(

@@ -94,7 +94,7 @@ def inspect_model(directory: Path) -> Inspection:
     problems: list[str] = []
     weights = _weights(directory, head_prefix(config), problems)
     eos = _eos(directory, problems)
-    architecture, unsupported = _architecture(config)
+    architecture, unsupported = _architecture(directory, config, problems)
     return Inspection(
         directory=directory,
         config=config,
@@ -129,8 +129,10 @@ def _eos(directory: Path, problems: list[str]) -> frozenset[int]:
         return frozenset()
 
 
-def _architecture(config: Mapping[str, Any]) -> tuple[Architecture | None, str | None]:
-    """The dimensions, or None and why the config cannot be served."""
+def _architecture(
+    directory: Path, config: Mapping[str, Any], problems: list[str]
+) -> tuple[Architecture | None, str | None]:
+    """The dimensions, or None and why the config is not served; what is wrong with it is a problem of the files."""
     family = config.get("model_type")  # mlx-lm takes the name as it is written
     if not isinstance(family, str) or family not in FAMILIES:
         served = ", ".join(sorted(FAMILIES))
@@ -139,6 +141,9 @@ def _architecture(config: Mapping[str, Any]) -> tuple[Architecture | None, str |
         return read_architecture(family, config), None
     except ModelUnsupported as error:
         return None, str(error)
+    except ModelError as error:
+        problems.append(f"{directory}: {error}")
+        return None, None
 
 
 def _unserved(config: Mapping[str, Any], weights: Weights | None) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provider.errors import ModelUnsupported
+from provider.errors import ModelError
 from provider.models.dtypes import ITEMSIZE, activation_dtype
 from provider.models.families import read_architecture, text_config
 from provider.models.safetensors_header import TensorInfo
@@ -43,7 +43,7 @@ def _dimensions(config: Mapping[str, Any], path: Path) -> HeadDimensions:
         raise Fault("attention_bias: heads of targets with biases are not drafted with", path)
     try:
         layers = read_architecture(kind, config)
-    except ModelUnsupported as error:
+    except ModelError as error:
         raise Fault(str(error), path) from error
     return HeadDimensions(
         hidden_size=layers.hidden_size,

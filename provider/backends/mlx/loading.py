@@ -1,26 +1,41 @@
 """A checkpoint -> mlx-lm's model, or a refusal before its weights are read."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
-from provider.errors import ModelUnsupported
+from provider.errors import ModelError, ModelUnsupported
 from provider.models.checkpoint import Checkpoint
 from provider.models.json_file import read_json_object
+
+MOST_TOLD = 300
 
 
 def load(checkpoint: Checkpoint) -> Any:
     """The model with its weights still to be read: they are when they are first used, or evaluated.
 
-    Raises ModelUnsupported for what this machine's MLX has no operation for.
+    Raises ModelError for a config that mlx-lm cannot build, or whose weights are others, and ModelUnsupported for what
+    this machine's MLX has no operation for.
     """
     config = read_json_object(checkpoint.directory / "config.json")
-    model, _ = load_model(checkpoint.directory, lazy=True, model_config=_overrides(checkpoint, config))
+    try:
+        model, _ = load_model(checkpoint.directory, lazy=True, model_config=_overrides(checkpoint, config))
+    except Exception as error:  # mlx-lm raises whatever a wrong value leads to
+        raise misfit(checkpoint.directory, error) from error
     _refuse_unrunnable_experts(checkpoint, model)
     return model
+
+
+def misfit(directory: Path, error: Exception) -> ModelError:
+    """Of a model that cannot be made of its files, each of which can be read by itself."""
+    told = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TOLD]
+    return ModelError(
+        f"{directory}: no model can be made of its config.json and its weights ({told}): download the model again."
+    )
 
 
 def _overrides(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from provider.backends.mlx.forward import Forward
+from provider.backends.mlx.loading import misfit
 from provider.errors import ModelUnsupported, SelfTestFailed
 
 PROMPT = (0, 1, 2, 3)
@@ -13,7 +14,8 @@ TOKENS = 3
 
 
 def self_test(forward: Forward, directory: Path) -> None:
-    """Raises ModelUnsupported for an operation MLX lacks, SelfTestFailed for logits that are not finite numbers."""
+    """Raises ModelUnsupported for an operation MLX lacks, SelfTestFailed for logits that are not finite numbers, and
+    ModelError for a config that cannot be computed with."""
     forward.open("")
     try:
         logits, _ = forward.logits_after("", PROMPT)
@@ -28,5 +30,7 @@ def self_test(forward: Forward, directory: Path) -> None:
     except RuntimeError as error:
         device = mx.default_device().type.name
         raise ModelUnsupported(f"{directory}: MLX cannot run it on this machine's {device}: {error}") from error
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise misfit(directory, error) from error
     finally:
         forward.release("")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from provider.errors import ModelUnsupported
+from provider.errors import ModelError, ModelUnsupported
 from provider.models.architecture import LayerKind
 from provider.models.families import FAMILIES, read_architecture
 
@@ -58,13 +58,31 @@ def test_layer_kinds(family: str, text: dict[str, Any], kinds: tuple[LayerKind, 
         ("llama", {"layer_types": ["chunked_attention"] * 6}, "must name full_attention or sliding_attention"),
         ("mistral", {"layer_types": ["sliding_attention"] * 6}, "without a full_attention layer"),
         ("gpt_oss", {"layer_types": ["full_attention"] * 6}, "without a sliding_attention layer"),
-        ("gpt_oss", {"sliding_window": None}, "sliding_window must be a positive integer"),
-        ("qwen3", {"max_position_embeddings": None}, "max_position_embeddings must be a positive integer"),
     ],
 )
 def test_what_mlx_lm_would_build_otherwise_is_refused(family: str, text: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelUnsupported, match=said):
         read_architecture(family, {**TEXT, "sliding_window": 512, **text})
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "said"),
+    [
+        ("gpt_oss", {"sliding_window": None}, "sliding_window must be a positive integer"),
+        ("qwen3", {"max_position_embeddings": None}, "max_position_embeddings must be a positive integer"),
+        ("qwen3", {"max_position_embeddings": 10**30}, "at most 2147483647, not 10000"),
+        ("llama", {"vocab_size": "x" * 5000}, "vocab_size must be .* not 'x{59}: correct it"),
+        ("llama", {"num_hidden_layers": 2**70}, "num_hidden_layers must be a positive integer of at most 4096"),
+        ("gemma3_text", {"num_hidden_layers": 2**30}, "at most 4096"),
+        ("gpt_oss", {"num_hidden_layers": 2**30}, "at most 4096"),
+    ],
+)
+def test_a_dimension_that_is_none_is_a_fault_of_the_file_told_at_once(
+    family: str, text: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        read_architecture(family, {**TEXT, "sliding_window": 512, **text})
+    assert not isinstance(caught.value, ModelUnsupported)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from provider.errors import RequestFailed
+from provider.errors import ModelError, RequestFailed, WorkerError
 from provider.memory.caps import GIB
 from provider.memory.refusal import Why
 from provider.protocol import LoadModel, LoadModelStatus, PrefetchStatus, UnloadModel
 from tests.unit.provider.residency_world.builds import build
 from tests.unit.provider.residency_world.invariants import check, check_rest
+from tests.unit.provider.residency_world.virtual_loop import play
 from tests.unit.provider.residency_world.world import World
 from tests.unit.provider.test_residency_races import failure, played, refusal, share
 
@@ -403,3 +404,32 @@ async def test_a_busy_workers_step_is_not_taken_for_the_answer_that_its_cache_is
     await load
     await world.finish("1", "a")
     assert (await chat, world.resident) == (".", {"a", "new"})
+
+
+@pytest.mark.parametrize("error", [ModelError("its files are broken"), WorkerError("the worker ended")])
+def test_a_model_that_cannot_be_loaded_at_start_does_not_take_the_others_with_it(error: Exception) -> None:
+    async def script() -> None:
+        world = World([build("a", 4), build("b", 4)], preload=("a", "b"))
+        start = await world.begin(world.residency.start())
+        await world.open_until("start:a")
+        await world.open("start:a", result=error)
+        await world.open_all()
+        await start
+        assert world.resident == {"b"}
+        assert world.residency.last_load_error is not None
+        assert world.residency.last_load_error.message == str(error)
+        await world.load("a")
+        assert world.resident == {"a", "b"}, "it is tried again when it is asked for"
+        await check_rest(world)
+
+    play(script)
+
+
+@played
+async def test_at_start_with_nothing_that_can_be_loaded_it_is_the_end() -> None:
+    world = World([build("a", 4)], preload=("a",))
+    start = await world.begin(world.residency.start())
+    await world.open_until("start:a")
+    await world.open("start:a", result=WorkerError("the worker ended"))
+    await world.open_all()
+    assert isinstance(start.exception(), WorkerError)
