@@ -4,9 +4,10 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,11 +17,11 @@ from coordinator.app import create_app, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
-from coordinator.store.lifetime import AskedToEnd
 from coordinator.tls import Certificate
 from provider import collector
 from provider.protocol import MAX_FRAME_BYTES, PING_S
 
+T = TypeVar("T")
 LAST_ANSWERS_S = 5
 """How long the answers that are under way at the very end may take to leave."""
 
@@ -68,15 +69,15 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop, renew: as
     server = _Server(_config(app, settings, certificate))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with open_services(settings, stop.asked) as services:
-            opened(app, services)
-            collector.freeze()
-            log.event("ready", url=_url(listener, settings), pid=os.getpid())
-            await _either(stop.asked, serving)
-            await _drain(services, stop)
-            await _close(server, serving, stop)
-    except AskedToEnd:
-        pass
+        async with AsyncExitStack() as stack:
+            services = await _unless(stop.asked, stack.enter_async_context(open_services(settings)))
+            if services is not None:
+                opened(app, services)
+                collector.freeze()
+                log.event("ready", url=_url(listener, settings), pid=os.getpid())
+                await _either(stop.asked, serving)
+                await _drain(services, stop)
+                await _close(server, serving, stop)
     finally:
         await _close(server, serving, stop)
         if keeping is not None:
@@ -101,7 +102,18 @@ async def _drain(services: Services, stop: Stop) -> None:
     await asyncio.wait({draining})
 
 
-async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+async def _unless(asked: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
+    """What is opened; None where the end was asked for meanwhile, and nothing is open."""
+    task = asyncio.create_task(opening)
+    try:
+        await _either(asked, task)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
+
+
+async def _either(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
     happening = asyncio.create_task(event.wait())
     await asyncio.wait({happening, task}, return_when=asyncio.FIRST_COMPLETED)
     happening.cancel()

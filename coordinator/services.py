@@ -73,11 +73,11 @@ class Services:
 
 
 @asynccontextmanager
-async def open_services(settings: Settings, ending: asyncio.Event) -> AsyncIterator[Services]:
-    """Waits for a given database. Raises CoordinatorError when the store cannot be opened, and AskedToEnd when `ending`
-    is set while it waits."""
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Waits for a given database; may be cancelled at any moment. Raises CoordinatorError when the store cannot be
+    opened."""
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(settings, ending))
+        store = await stack.enter_async_context(open_store(settings, patient=True))
         if settings.up is not None:
             await _store_up_tokens(store, settings.up)
         leadership = Leadership(store.url)

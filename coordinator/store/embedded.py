@@ -14,6 +14,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ STOP_WAIT_S = 30
 RETRY_S = 10
 """How long processes of a killed predecessor may take to notice its death."""
 POLL_S = 0.02
+END_S = 10
+"""How long one that has not come up yet may take to end."""
 IN_USE = "is still in use"
 """What Postgres says of the shared memory that processes of its predecessor still hold."""
 SOCKETS = Path("/tmp")
@@ -47,22 +50,25 @@ class EmbeddedPostgres:
         self._data_dir = data_dir
         self._users: IO[bytes] | None = None
         self._server: _Server | None = None
+        self._given_up = threading.Event()
 
     def acquire(self) -> str:
         """The URL of the running server, which runs until `release`. Blocks: seconds at the first start."""
         self._data_dir.mkdir(parents=True, exist_ok=True)
         data_dir = self._data_dir.resolve()
-        with _alone(data_dir):
-            self._users = (data_dir / "postgres.users").open("ab")
-            fcntl.flock(self._users, fcntl.LOCK_SH)
-            self._server = _Server(data_dir)
-            return self._server.ensure_running().url
+        with _alone(data_dir, self._given_up):
+            return self._used(data_dir).ensure_running().url
+
+    def give_up(self) -> None:
+        """Said by another thread: an `acquire` or `revive` that is under way, and every later one, ends at once with
+        PostgresFailed and leaves nothing half-made. `release` as ever."""
+        self._given_up.set()
 
     def revive(self) -> bool:
         """Starts the server again if it has died; True if it had. Nothing after `release`."""
         if self._server is None or self._server.runs:
             return False
-        with _alone(self._data_dir.resolve()):
+        with _alone(self._data_dir.resolve(), self._given_up):
             if self._users is None or self._server.runs:
                 return False
             self._server.ensure_running()
@@ -77,17 +83,29 @@ class EmbeddedPostgres:
             if self._server is not None:
                 self._server.leave(last=_last(users))
 
+    def _used(self, data_dir: Path) -> "_Server":
+        self._users = (data_dir / "postgres.users").open("ab")
+        fcntl.flock(self._users, fcntl.LOCK_SH)
+        self._server = _Server(data_dir, self._given_up)
+        return self._server
+
 
 @contextmanager
-def _alone(data_dir: Path) -> Iterator[None]:
+def _alone(data_dir: Path, given_up: threading.Event | None = None) -> Iterator[None]:
     """No other process starts or stops the server meanwhile."""
     patience = time.monotonic() + LOCK_WAIT_S
     with (data_dir / "postgres.starting").open("ab") as file:
         while not _lock(file, fcntl.LOCK_EX):
             if time.monotonic() > patience:
                 raise PostgresFailed(f"Another process has held {file.name} for {LOCK_WAIT_S} s.")
-            time.sleep(POLL_S)
+            _pause(given_up or threading.Event())
         yield
+
+
+def _pause(given_up: threading.Event) -> None:
+    """Between two looks at what is waited for."""
+    if given_up.wait(POLL_S):
+        raise PostgresFailed("Postgres was to end before it had started.")
 
 
 def _last(users: IO[bytes]) -> bool:
@@ -113,7 +131,8 @@ class _Account:
 class _Server:
     """The server of one data directory; its methods are called by one process at a time."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, given_up: threading.Event) -> None:
+        self._given_up = given_up
         self._cluster = data_dir / "postgres"
         self._mark = data_dir / "postgres.ours"
         self._account = _account(self._cluster)
@@ -153,7 +172,7 @@ class _Server:
         while (found := postmaster.running(self._cluster)) is not None:
             if found.ready or time.monotonic() > patience:
                 return found
-            time.sleep(POLL_S)
+            _pause(self._given_up)
         return None
 
     def _stop_unreachable(self, found: Postmaster) -> None:
@@ -204,8 +223,7 @@ class _Server:
         while (found := self._try_start()) is None:
             if time.monotonic() > patience or IN_USE not in self._last_words():
                 raise PostgresFailed(f"Postgres does not start. {self._last_words()}")
-            time.sleep(POLL_S)
-        self._mark.write_text(found.mark)
+            _pause(self._given_up)
         return found
 
     def _try_start(self) -> Postmaster | None:
@@ -214,19 +232,37 @@ class _Server:
         where = ["-k", str(self._sockets), "-c", "listen_addresses=", "-c", "unix_socket_permissions=0700"]
         with (self._cluster.parent / "postgres.log").open("ab") as log:
             child = self._spawn("postgres", *where, stdout=log, cwd=self._cluster)
+        try:
+            return self._await_ready(child)
+        except PostgresFailed:
+            self._end(child)
+            raise
+
+    def _await_ready(self, child: subprocess.Popen[bytes]) -> Postmaster | None:
         patience = time.monotonic() + START_WAIT_S
         while child.poll() is None and time.monotonic() < patience:
             found = postmaster.running(self._cluster)
+            if found is not None and found.pid == child.pid and not self._is_ours(found):
+                # At once: whoever starts after a kill of this process knows that it may stop it.
+                self._mark.write_text(found.mark)
             if found is not None and found.ready:
                 if self._child is not None:
                     self._child.wait()
                 # Kept, so that it is reaped also where process 1 reaps nobody (containers).
                 self._child = child
                 return found
-            time.sleep(POLL_S)
+            _pause(self._given_up)
         child.kill()
         child.wait()
         return None
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        """One that has not come up yet."""
+        child.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(END_S)
+        child.kill()
+        child.wait()
 
     def _stop(self, how: signal.Signals) -> None:
         patience = time.monotonic() + STOP_WAIT_S
@@ -259,7 +295,14 @@ class _Server:
 
     def _run(self, program: str, *arguments: str) -> None:
         child = self._spawn(program, *arguments, stdout=subprocess.PIPE, cwd=Path("/"))
-        said, _ = child.communicate()
+        said: bytes | None = None
+        while said is None:
+            try:
+                said, _ = child.communicate(timeout=POLL_S)
+            except subprocess.TimeoutExpired:
+                if self._given_up.is_set():
+                    with suppress(ProcessLookupError, PermissionError):  # it has just ended
+                        os.killpg(child.pid, signal.SIGKILL)
         if child.returncode != 0:
             raise PostgresFailed(f"Postgres's {program} failed: {' '.join(said.decode(errors='replace').split())}")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from coordinator import log
 from coordinator.config import Settings
@@ -22,18 +22,22 @@ async def database(settings: Settings) -> AsyncIterator[str]:
         yield settings.database_url
         return
     embedded = EmbeddedPostgres(settings.data_dir)
-    url = await asyncio.to_thread(embedded.acquire)
-    keeping = asyncio.create_task(_keep(embedded))
+    acquiring = asyncio.create_task(asyncio.to_thread(embedded.acquire))
+    keeping = asyncio.create_task(_keep(embedded, acquiring))
     try:
-        yield url
+        await asyncio.wait({acquiring})  # which, being cancelled, leaves it alone
+        yield acquiring.result()
     finally:
+        embedded.give_up()
         keeping.cancel()
-        await asyncio.wait({keeping})
+        await asyncio.wait({acquiring, keeping})
+        acquiring.exception()
         await asyncio.to_thread(embedded.release)
 
 
-async def _keep(embedded: EmbeddedPostgres) -> None:
+async def _keep(embedded: EmbeddedPostgres, acquiring: asyncio.Task[str]) -> None:
     """Starts the server again when it has died (killed, out of memory). Runs for ever."""
+    await asyncio.wait({acquiring})
     while True:
         await asyncio.sleep(KEEP_EVERY_S)
         try:
@@ -43,32 +47,24 @@ async def _keep(embedded: EmbeddedPostgres) -> None:
             log.failure("postgres_not_restarted", error)
 
 
-class AskedToEnd(Exception):
-    """While the database was waited for."""
-
-
 @asynccontextmanager
-async def open_store(settings: Settings, ending: asyncio.Event | None = None) -> AsyncIterator[Store]:
-    """With `ending` it waits for a database that cannot be reached yet, until that is set, which raises AskedToEnd.
-    Raises CoordinatorError."""
+async def open_store(settings: Settings, patient: bool = False) -> AsyncIterator[Store]:
+    """`patient`: waits for a database that cannot be reached yet. May be cancelled at any moment. Raises
+    CoordinatorError."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(database(settings))
-        await _migrate(url, ending)
+        await _migrate(url, patient)
         store = Store(url)
         stack.push_async_callback(store.close)
         yield store
 
 
-async def _migrate(url: str, ending: asyncio.Event | None) -> None:
+async def _migrate(url: str, patient: bool) -> None:
     while True:
         try:
             return await asyncio.to_thread(migrate, url)
         except StoreAway as error:
-            if ending is None:
+            if not patient:
                 raise
             log.warning("database_awaited", at=place_of(url), reason=str(error))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REACH_EVERY_S):
-                await ending.wait()
-        if ending.is_set():
-            raise AskedToEnd
+        await asyncio.sleep(REACH_EVERY_S)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import psycopg
 import pytest
 
 from coordinator.config import Bounds, Settings
+from coordinator.errors import PostgresFailed
 from coordinator.keys import hashed, new_secret
 from coordinator.store import embedded, postmaster
 from coordinator.store.embedded import EmbeddedPostgres
@@ -25,7 +27,7 @@ from coordinator.store.lifetime import open_store
 from coordinator.store.records import TokenKind
 from coordinator.store.schema import migrate
 from tests.integration.coordinator_harness import command, hurry, plain, process, scratch, told, typed
-from tests.integration.processes import NO_TLS
+from tests.integration.processes import NO_TLS, until
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +223,41 @@ def test_it_ends_with_whoever_holds_the_other_end_of_the_pipe(data_dir: Path) ->
     assert server_of(data_dir) is None
 
 
+def test_a_start_ends_before_it_is_done_when_the_pipe_closes(empty_dir: Path) -> None:
+    """While initdb works, which is made aside and so may be killed."""
+    theirs, ours = os.pipe()
+    arguments = ("--port", "0", "--data-dir", str(empty_dir), "--exit-when-closed", str(theirs))
+    child = subprocess.Popen(command("serve", *arguments), pass_fds=(theirs,), stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    until((empty_dir / "postgres.new").exists, what="initdb")
+    os.close(ours)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 0, said
+    assert said.splitlines()[-1].endswith(" stopped")
+    assert " ready url=" not in said
+    assert "Traceback" not in said
+    assert not (empty_dir / "postgres").exists()
+    assert not [
+        one for one in psutil.process_iter(["cmdline"]) if str(empty_dir) in " ".join(one.info["cmdline"] or [])
+    ]
+
+
+def test_a_server_whose_start_is_given_up_is_not_left_running_and_starts_again(data_dir: Path) -> None:
+    given_up, again = EmbeddedPostgres(data_dir), EmbeddedPostgres(data_dir)
+    with ThreadPoolExecutor(1) as starting:
+        acquiring = starting.submit(given_up.acquire)
+        until((data_dir / "postgres.users").exists, what="the start")
+        given_up.give_up()
+        with pytest.raises(PostgresFailed):
+            acquiring.result(30)
+    given_up.release()
+    assert server_of(data_dir) is None
+    again.acquire()
+    again.release()
+
+
 def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(data_dir: Path) -> None:
-    for pause_s in (0.8, 1.1, 1.4):
+    for pause_s in (0.8, 1.3):
         child = subprocess.Popen(
             command("serve", "--port", "0", "--data-dir", str(data_dir)), stderr=subprocess.PIPE, text=True
         )
