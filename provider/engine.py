@@ -127,7 +127,7 @@ class Engine:
         self.scheduler.add(request.request_id, n_prompt, request.max_tokens, request.priority)
         self._generations[request.request_id] = Generation(
             request,
-            TextStream(self._decode, request.stop, request.skip_special_tokens),
+            TextStream(self._decode, request.stop, request.skip_special_tokens, request.reading),
             frozenset(request.stop_token_ids),
         )
         return []
@@ -340,10 +340,11 @@ class Engine:
         match self.scheduler.end_of(id):
             case None:
                 return [_delta(id, tokens, pushed.text, told)]
-            case End.LENGTH:
-                return self._finish(id, _delta(id, tokens, pushed.text + one.text.finish(), told), "length")
-            case End.CONTEXT:
-                return [_delta(id, tokens, pushed.text + one.text.finish(), told), self._outgrown(id)]
+            case end:
+                last = _delta(id, tokens, pushed.text + one.text.finish(cut=True), told)
+                if one.text.stopped_by is not None:
+                    return self._finish(id, last, "stop")
+                return self._finish(id, last, "length") if end is End.LENGTH else [last, self._outgrown(id)]
 
     def _told(self, id: str, sampling: Sampling) -> Told:
         """Asked for only where there is something to tell."""
@@ -368,6 +369,7 @@ class Engine:
             sequence.recomputes,
             one.accepted,
             one.drafted - one.accepted,
+            one.text.stopped_by,
         )
         self.cancel(id)
         return [last, finished] if last.token_ids or last.text else [finished]

@@ -44,6 +44,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How the text of a chat's answer is taken apart into thoughts, content and calls: as OutputParser is told.
+    `calls`: there are tools to be called."""
+
+    thinking: bool
+    calls: bool
+    uncalled: bool = False
+    value: bool = False
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `max_tokens` None means: as far as the context reaches."""
 
@@ -53,13 +63,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
     stop: list[str] = msgspec.field(default_factory=list)
+    reading: Reading | None = None
+    """Of a chat: stop strings are those of the content alone. None: of all the text."""
     priority: int = 0
     skip_special_tokens: bool = True
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
     """New tokens. `text` is what became certain with them: it may be empty (half a character, or the
-    beginning of a stop string), and never holds half a character or any part of a stop string."""
+    beginning of a stop string), and never holds half a character or anything from a stop string on."""
 
     request_id: str
     token_ids: list[int]
@@ -81,7 +93,8 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The normal end. `completion_tokens` counts every sampled token, a stop token included. `accepted` and `rejected`
-    count the tokens that were drafted: those that are part of the answer, and those that are not."""
+    count the tokens that were drafted: those that are part of the answer, and those that are not. `stop`: the stop
+    string that ended it, if one did."""
 
     request_id: str
     reason: FinishReason
@@ -91,6 +104,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     recomputes: int = 0
     accepted: int = 0
     rejected: int = 0
+    stop: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -1,11 +1,13 @@
 """Text out of one sequence's tokens: only whole characters, and nothing from a stop string on.
 
-Used where the tokens are sampled, because a stop string ends the sequence there. Standard library only.
+Used where the tokens are sampled, because a stop string ends the sequence there.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from provider.generation import Reading
+from provider.stop_strings import Sure, stops_of
 
 Decode = Callable[[Sequence[int], bool], str]
 """`(ids, skip_special_tokens) -> text`, as `TextTokenizer.decode`."""
@@ -35,29 +37,47 @@ class TextStream:
     """The text of one sequence, as its tokens arrive.
 
     All texts together equal the decoding of all tokens at once, cut before the stop string that was completed
-    first; of several completed by the same character, the one that begins earliest.
+    first; of several completed by the same character, the one that begins earliest. With a `reading` of the text, stop
+    strings are those of its content alone.
     Work per token is bounded, whatever the tokens and however many the stop strings.
     """
 
-    def __init__(self, decode: Decode, stop: Iterable[str] = (), skip_special: bool = True) -> None:
+    def __init__(
+        self, decode: Decode, stop: Iterable[str] = (), skip_special: bool = True, reading: Reading | None = None
+    ) -> None:
         self._characters = _Characters(decode, skip_special)
-        self._stops = _StopMatcher(stop)
+        self._stops = stops_of(stop, reading)
+        self._stopped_by: str | None = None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stopped_by
 
     def push(self, token_ids: Sequence[int]) -> Pushed:
-        if not self._stops:
+        if self._stops is None:
             return Pushed(self._characters.push(token_ids))
         texts = []
         for count, token_id in enumerate(token_ids, start=1):
-            text, stopped = self._stops.push(self._characters.push([token_id]))
-            texts.append(text)
-            if stopped:
+            texts.append(self._heard(self._stops.push(self._characters.push([token_id]))))
+            if self._stopped_by is not None:
                 return Pushed("".join(texts), stopped_at=count)
         return Pushed("".join(texts))
 
-    def finish(self) -> str:
-        """What was held back: an unfinished character, as U+FFFD, or the beginning of a stop string."""
-        text, stopped = self._stops.push(self._characters.finish())
-        return text if stopped else text + self._stops.finish()
+    def finish(self, cut: bool = False) -> str:
+        """What was held back: an unfinished character, as U+FFFD, what may have been the beginning of a stop string or
+        of what is no content. It may complete a stop string. `cut`: a limit has ended the sequence."""
+        if self._stopped_by is not None:
+            return ""
+        text = self._characters.finish()
+        if self._stops is None:
+            return text
+        told = self._heard(self._stops.push(text))
+        return told if self._stopped_by is not None else told + self._heard(self._stops.finish(cut))
+
+    def _heard(self, sure: Sure) -> str:
+        self._stopped_by = sure.stop
+        return sure.text
 
 
 class _Characters:
@@ -124,64 +144,3 @@ class _Characters:
 def _unsettled_chars(text: str) -> int:
     tail = text[-UNSETTLED_CHARS:]
     return len(tail) - len(tail.rstrip(REPLACEMENT))
-
-
-class _StopMatcher:
-    """Aho-Corasick: the depth of the state is how much of the text may yet begin a stop string."""
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self._fail = [0]
-        self._depth = [0]
-        self._matched_chars = [0]
-        for stop in stops:
-            self._add(stop)
-        self._link()
-        self._state = 0
-        self._held = ""
-
-    def __bool__(self) -> bool:
-        return bool(self._next[0])
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that cannot belong to a stop string, and whether one was completed."""
-        held = self._held + text
-        for end, char in enumerate(text, start=len(self._held) + 1):
-            self._state = self._step(self._state, char)
-            if matched := self._matched_chars[self._state]:
-                self._held = ""
-                return held[: end - matched], True
-        sure = len(held) - self._depth[self._state]
-        self._held = held[sure:]
-        return held[:sure], False
-
-    def finish(self) -> str:
-        held, self._held, self._state = self._held, "", 0
-        return held
-
-    def _add(self, stop: str) -> None:
-        node = 0
-        for char in stop:
-            if char not in self._next[node]:
-                self._next[node][char] = len(self._next)
-                self._next.append({})
-                self._fail.append(0)
-                self._depth.append(self._depth[node] + 1)
-                self._matched_chars.append(0)
-            node = self._next[node][char]
-        self._matched_chars[node] = len(stop)
-
-    def _link(self) -> None:
-        """Breadth first, so that the shorter suffixes a node falls back on are linked before it."""
-        queue = deque(self._next[0].values())
-        while queue:
-            node = queue.popleft()
-            for char, child in self._next[node].items():
-                self._fail[child] = self._step(self._fail[node], char)
-                self._matched_chars[child] = self._matched_chars[child] or self._matched_chars[self._fail[child]]
-                queue.append(child)
-
-    def _step(self, state: int, char: str) -> int:
-        while state and char not in self._next[state]:
-            state = self._fail[state]
-        return self._next[state].get(char, 0)

@@ -126,7 +126,8 @@ class _Choice:
         return told
 
     def finish(self, event: Finished) -> list[Chunk]:
-        deltas = self._begin() + [self._take(piece) for piece in self._parser.finish(cut=event.reason == "length")]
+        pieces = self._parser.finish(event.reason == "length", event.stop is not None)
+        deltas = self._begin() + [self._take(piece) for piece in pieces]
         called = self._calls and event.reason == "stop"
         self.finish_reason = "tool_calls" if called else event.reason
         return deltas

@@ -29,7 +29,7 @@ from provider.api.requests import (
 from provider.api.translation import Envelope, Tally, Translation
 from provider.api.wire import context_exceeded, invalid_request
 from provider.errors import RequestFailed
-from provider.generation import GenerationRequest, Sampling, ServedModel
+from provider.generation import GenerationRequest, Reading, Sampling, ServedModel
 from provider.grammar.checking import check
 
 _ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -72,15 +72,16 @@ def chat_job(body: Mapping[str, Any], origin: Origin) -> Job:
     prompt = asked(question, origin)
     form = chat_form(body, chat)
     grammar = grammar_of(form, prompt, chat, origin)
+    reading = reading_of(question, form, prompt)
     translation = ChatTranslation(
         origin.envelope("chatcmpl-"),
         Tally(len(prompt.token_ids)),
         choices=chat.choices,
-        new_parser=lambda: parser_of(question, form, prompt, origin, "call_"),
+        new_parser=lambda: parser_of(question, reading, origin, "call_"),
         decode=origin.model.tokenizer.decode,
         likelihoods=None if chat.logprobs_asked is None else lambda: likelihoods_of(chat, origin),
     )
-    return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation, grammar=grammar)
+    return job_of(chat, origin, [prompt.token_ids], chat.token_limit, translation, grammar=grammar, reading=reading)
 
 
 def completions_job(body: Mapping[str, Any], origin: Origin) -> Job:
@@ -128,15 +129,25 @@ def asked(question: Question, origin: Origin) -> ChatPrompt:
     return prompt
 
 
-def parser_of(question: Question, form: Form, prompt: ChatPrompt, origin: Origin, call_prefix: str) -> OutputParser:
-    """Of one answer to it."""
+def reading_of(question: Question, form: Form, prompt: ChatPrompt) -> Reading:
+    """Of every answer to it."""
     value = form.schema is not None
-    return OutputParser(
-        prompt.thinking,
-        question.schemas,
-        lambda: new_id(call_prefix, origin.random),
+    return Reading(
+        thinking=prompt.thinking,
+        calls=bool(question.tools),
         uncalled=question.uncalled and not value,
         value=value,
+    )
+
+
+def parser_of(question: Question, reading: Reading, origin: Origin, call_prefix: str) -> OutputParser:
+    """Of one answer to it."""
+    return OutputParser(
+        reading.thinking,
+        question.schemas,
+        lambda: new_id(call_prefix, origin.random),
+        uncalled=reading.uncalled,
+        value=reading.value,
     )
 
 
@@ -161,8 +172,10 @@ def job_of(
     translation: Translation,
     default_limit: int | None = None,
     grammar: str | None = None,
+    reading: Reading | None = None,
 ) -> Job:
-    """One sequence for each choice of each prompt, at most `limit` tokens long."""
+    """One sequence for each choice of each prompt, at most `limit` tokens long. `reading`: where stop strings are those
+    of the content alone."""
     tokenizer = origin.model.tokenizer
     sampling = _sampling(body, origin, grammar)
     stop_token_ids = [] if body.ignore_eos else sorted(tokenizer.eos_token_ids)
@@ -175,6 +188,7 @@ def job_of(
             sampling=sampling(index),
             stop_token_ids=stop_token_ids,
             stop=body.stops,
+            reading=reading,
             priority=body.priority or 0,
             skip_special_tokens=skip_special_tokens,
         )

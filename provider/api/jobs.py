@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from provider.api import messages_body, responses_body
-from provider.api.answer_form import Form
 from provider.api.events import COUNT_TOKENS, MESSAGES, RESPONSES
 from provider.api.forms import messages_form, responses_form
 from provider.api.job import (
@@ -18,16 +17,17 @@ from provider.api.job import (
     likelihoods_of,
     new_id,
     parser_of,
+    reading_of,
 )
 from provider.api.messages import CountTranslation, MessagesTranslation
 from provider.api.messages_body import CountBody, MessagesBody
-from provider.api.prompt import ChatPrompt
 from provider.api.question import Question
 from provider.api.requests import GenerationBody, parse
 from provider.api.responses import ResponsesTranslation
 from provider.api.responses_body import ResponsesBody
 from provider.api.translation import Tally
 from provider.api.utterance import Utterance
+from provider.generation import Reading
 
 Body = Mapping[str, Any]
 
@@ -39,9 +39,10 @@ def messages_job(body: Body, origin: Origin) -> Job:
     prompt = asked(question, origin)
     form = messages_form(body, parsed)
     grammar = grammar_of(form, prompt, parsed, origin)
-    utterance = _utterance(parsed, question, form, prompt, origin, "toolu_")
+    reading = reading_of(question, form, prompt)
+    utterance = _utterance(parsed, question, reading, origin, "toolu_")
     translation = MessagesTranslation(origin.envelope("msg_"), Tally(len(prompt.token_ids)), utterance)
-    return job_of(parsed, origin, [prompt.token_ids], parsed.max_tokens, translation, grammar=grammar)
+    return job_of(parsed, origin, [prompt.token_ids], parsed.max_tokens, translation, grammar=grammar, reading=reading)
 
 
 def count_job(body: Body, origin: Origin) -> Job:
@@ -59,23 +60,25 @@ def responses_job(body: Body, origin: Origin) -> Job:
     prompt = asked(question, origin)
     form = responses_form(body, parsed)
     grammar = grammar_of(form, prompt, parsed, origin)
+    reading = reading_of(question, form, prompt)
     translation = ResponsesTranslation(
         origin.envelope("resp_"),
         Tally(len(prompt.token_ids)),
-        _utterance(parsed, question, form, prompt, origin, "call_"),
+        _utterance(parsed, question, reading, origin, "call_"),
         responses_body.echo_of(body, parsed),
         lambda prefix: new_id(prefix, origin.random),
     )
-    return job_of(parsed, origin, [prompt.token_ids], parsed.max_output_tokens, translation, grammar=grammar)
+    return job_of(
+        parsed, origin, [prompt.token_ids], parsed.max_output_tokens, translation, grammar=grammar, reading=reading
+    )
 
 
 def _utterance(
-    body: GenerationBody, question: Question, form: Form, prompt: ChatPrompt, origin: Origin, call_prefix: str
+    body: GenerationBody, question: Question, reading: Reading, origin: Origin, call_prefix: str
 ) -> Utterance:
-    parser = parser_of(question, form, prompt, origin, call_prefix)
+    parser = parser_of(question, reading, origin, call_prefix)
     likelihoods = None if body.logprobs_asked is None else likelihoods_of(body, origin)
-    skip_special = body.skip_special_tokens is not False
-    return Utterance(parser, origin.model.tokenizer.decode, body.stops, skip_special, likelihoods)
+    return Utterance(parser, origin.model.tokenizer.decode, likelihoods)
 
 
 JOBS: Mapping[str, Callable[[Body, Origin], Job]] = {

@@ -34,7 +34,7 @@ class MessagesTranslation:
         self._tally.add(event)
         self._tally.reasoning_tokens = self._utterance.thought_tokens
         events = self._begin() + [_event(one) for one in self._utterance.finish(event)]
-        self._stop = self._stopped(event.reason)
+        self._stop = self._stopped(event.reason, event.stop)
         last = {"type": "message_delta", "delta": self._stop, "usage": self._usage(), "preempt": self._tally.preempt()}
         return [*events, last, {"type": "message_stop"}]
 
@@ -75,19 +75,18 @@ class MessagesTranslation:
             "output_tokens_details": {"thinking_tokens": self._utterance.thought_tokens},
         }
 
-    def _stopped(self, reason: FinishReason) -> Chunk:
+    def _stopped(self, reason: FinishReason, stop: str | None) -> Chunk:
         match reason:
             case "length":
                 return {"stop_reason": "max_tokens", "stop_sequence": None}
             case "stop":
-                return self._stopped_in_order()
+                return self._stopped_in_order(stop)
             case _:
                 assert_never(reason)
 
-    def _stopped_in_order(self) -> Chunk:
+    def _stopped_in_order(self, stop: str | None) -> Chunk:
         if any(isinstance(block, CallBlock) for block in self._utterance.blocks):
             return {"stop_reason": "tool_use", "stop_sequence": None}
-        stop = self._utterance.stop_string()
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
 
 

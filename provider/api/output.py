@@ -5,7 +5,7 @@ it is written, from the moment it is certain to be one; what never becomes a cal
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from provider.api.json_calls import JsonCalls
@@ -25,7 +25,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Content:
+    """`begin` and `end`: where it stands among the characters that the parser was given. A line break that was put in
+    front of it, where a call was left out, stands at its beginning."""
+
     text: str
+    begin: int = field(default=0, compare=False)
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class OutputParser:
         self._at = _At.THINKING if thinking else _At.START
         self._tools = tools
         self._new_id = new_id
+        self._heard_chars = 0
         self._buffer = ""
         self._pieces: list[Piece] = []
         self._reasoned = False
@@ -86,6 +92,7 @@ class OutputParser:
         self._reader: CallReader | None = None
         self._read: list[str] = []
         """What the reader was given; of use only as long as it is not `_certain` to be a call."""
+        self._read_chars = 0
         self._certain = False
         self._given_back_chars = 0
         self._calls = 0
@@ -100,20 +107,36 @@ class OutputParser:
         """Whether the think block has been closed."""
         return self._thought
 
+    @property
+    def settled_chars(self) -> int:
+        """How many characters have said all they will: whatever comes, what is content of the rest comes after them."""
+        behind = len(self._buffer)
+        if self._at is _At.CALL:
+            if self._certain and self._reader is not None:
+                behind += len(self._reader.rest)
+            else:
+                behind += len(self._gap) + len(CALL_OPEN) + self._read_chars
+        return self._heard_chars - behind
+
     def push(self, text: str) -> list[Piece]:
+        self._heard_chars += len(text)
         self._buffer += text
         while self._advance():
             pass
         return self._taken()
 
-    def finish(self, cut: bool = False) -> list[Piece]:
+    def finish(self, cut: bool = False, stopped: bool = False) -> list[Piece]:
         """`cut`: a limit has ended the answer, so what may have been the beginning of markup is left out, and a call
-        that has begun stays unfinished. Else the arguments of every call are whole."""
-        while self._at is _At.CALL and self._finish_call(cut):
+        that has begun stays unfinished. Else the arguments of every call are whole. `stopped`: a stop string of the
+        content begins here, so what may have been the beginning of anything else is content."""
+        while self._at is _At.CALL and (self._leave_call() if stopped else self._finish_call(cut)):
             pass
+        if stopped:
+            self._keep_indentation()
         match self._at:
             case _At.START | _At.CONTENT:
-                self._say(self._without_half_tag() if cut else self._buffer, last=True)
+                text = self._without_half_tag() if cut else self._buffer
+                self._say(text, len(self._buffer) - len(text), last=True)
             case _At.THINKING:
                 text = _before_partial(self._buffer, THINK_CLOSE) if cut else self._buffer
                 self._reason(text.rstrip())
@@ -191,15 +214,15 @@ class OutputParser:
             self._is_value = not self._buffer.lstrip().startswith(CALL_OPEN[0])
             self._may_be_value = False
         if not self._may_call:
-            self._buffer = self._say(self._buffer)
+            self._buffer = self._say(self._buffer, 0)
             return False
         said, tag, rest = self._buffer.partition(CALL_OPEN)
         if not tag:
             sure = len(_before_partial(said, CALL_OPEN).rstrip())
-            self._buffer = self._say(self._buffer[:sure]) + self._buffer[sure:]
+            self._buffer = self._say(said[:sure], len(said) - sure) + said[sure:]
             return False
         sure = len(said.rstrip())
-        self._say(said[:sure])
+        self._say(said[:sure], len(self._buffer) - sure)
         self._gap, self._buffer = said[sure:], rest
         self._at = _At.CALL
         return True
@@ -222,6 +245,7 @@ class OutputParser:
         self._buffer = ""
         if not self._certain:
             self._read.append(text)
+            self._read_chars += len(text)
         match self._reader.read(text):
             case Verdict.OPEN:
                 return False
@@ -241,18 +265,30 @@ class OutputParser:
             return True
         return False
 
+    def _leave_call(self) -> bool:
+        """Always true: there may be another in what is left to say."""
+        if self._certain and self._reader is not None:
+            self._reader.finish(cut=False)
+            self._end_call(self._reader.rest)
+        else:
+            self._give_back()
+        while self._advance():
+            pass
+        return True
+
     def _end_call(self, rest: str) -> None:
         self._buffer = rest
         self._reader = None
         self._read = []
+        self._read_chars = 0
         self._certain = False
         self._gap = ""
         self._at = _At.CONTENT
 
     def _give_back(self) -> None:
         """The tag is content; after it, another call may begin."""
-        self._say(self._gap + CALL_OPEN, last=True)
         text = "".join(self._read) + self._buffer
+        self._say(self._gap + CALL_OPEN, len(text), last=True)
         self._given_back_chars += len(text)
         self._end_call(text)
 
@@ -262,8 +298,15 @@ class OutputParser:
             self._reasoned = True
             self._pieces.append(Reasoning(text))
 
-    def _say(self, text: str, last: bool = False) -> str:
-        """Says `text`; returns what is held because it may yet be a blank line to drop."""
+    def _keep_indentation(self) -> None:
+        """What is blank, and has something behind it on its line, is no blank line."""
+        if self._drop_blank_lines and self._buffer.isspace():
+            self._buffer = self._buffer[self._buffer.rfind("\n") + 1 :]
+            self._drop_blank_lines = False
+
+    def _say(self, text: str, behind: int, last: bool = False) -> str:
+        """Says `text`, which has been followed by `behind` characters; returns what is held because it may yet be a
+        blank line to drop."""
         if self._drop_blank_lines:
             if text.isspace() and not last:
                 return text
@@ -272,7 +315,8 @@ class OutputParser:
             self._drop_blank_lines = False
             seam, self._seam = self._seam if self._spoken else "", ""
             self._spoken = True
-            self._pieces.append(Content(seam + text))
+            end = self._heard_chars - behind
+            self._pieces.append(Content(seam + text, end - len(text), end))
         return ""
 
 

@@ -1,6 +1,4 @@
-"""One sequence as APIs of blocks tell it: its blocks, how much of it was thought, and which stop string ended it."""
-
-from collections.abc import Sequence
+"""One sequence as APIs of blocks tell it: its blocks, and how much of it was thought."""
 
 from provider.api.blocks import Block, BlockEvent, Blocks, Grown, TextBlock, ThoughtBlock
 from provider.api.likelihoods import Likelihoods
@@ -12,24 +10,12 @@ from provider.text import Decode
 
 
 class Utterance:
-    """Owner: one translation. `decode`, `stops` and `skip_special` as the engine has them."""
+    """Owner: one translation."""
 
-    def __init__(
-        self,
-        parser: OutputParser,
-        decode: Decode,
-        stops: Sequence[str],
-        skip_special: bool,
-        likelihoods: Likelihoods | None = None,
-    ) -> None:
+    def __init__(self, parser: OutputParser, decode: Decode, likelihoods: Likelihoods | None = None) -> None:
         """`likelihoods`: where probabilities are to be told."""
         self._parser = parser
         self._blocks = Blocks()
-        self._decode = decode
-        self._stops = stops
-        self._skip_special = skip_special
-        self._token_ids: list[int] = []
-        self._told_chars = 0
         self._thought = ThoughtCounter(parser, decode)
         self._likelihoods = likelihoods
 
@@ -42,8 +28,6 @@ class Utterance:
         return self._thought.tokens
 
     def hear(self, event: Delta) -> list[BlockEvent]:
-        self._token_ids += event.token_ids
-        self._told_chars += len(event.text)
         events = self._blocks.take(self._parser.push(event.text))
         self._thought.hear(event.token_ids)
         if self._likelihoods is not None:
@@ -53,7 +37,7 @@ class Utterance:
         return events
 
     def finish(self, event: Finished) -> list[BlockEvent]:
-        events = self._blocks.take(self._parser.finish(cut=event.reason == "length"))
+        events = self._blocks.take(self._parser.finish(event.reason == "length", event.stop is not None))
         if self._likelihoods is not None:
             rest = self._likelihoods.chat(self._likelihoods.finish(self._thought.tokens))
             if said := _said(events):
@@ -61,14 +45,6 @@ class Utterance:
             elif self.blocks and isinstance(last := self.blocks[-1], TextBlock):
                 last.likely += rest
         return events + self._blocks.finish()
-
-    def stop_string(self) -> str | None:
-        """The one that ended the answer, if one did: it begins where what was told ends. Of several that begin there,
-        the shortest was completed first."""
-        if not self._stops:
-            return None
-        untold = self._decode(self._token_ids, self._skip_special)[self._told_chars :]
-        return min(filter(untold.startswith, self._stops), key=len, default=None)
 
 
 def _said(events: list[BlockEvent]) -> Grown | None:

@@ -62,7 +62,7 @@ Make = Callable[..., Job]
 def play(job: Job, text: str, sizes: Sequence[int], reason: FinishReason = "stop") -> list[dict[str, Any]]:
     """The chunks of an answer whose tokens come in groups of `sizes`, over and over, as the engine tells them."""
     [request] = job.requests
-    stream = TextStream(TOKENIZER.decode, request.stop, request.skip_special_tokens)
+    stream = TextStream(TOKENIZER.decode, request.stop, request.skip_special_tokens, request.reading)
     ids, told, chunks = TOKENIZER.encode(text), 0, []
     at = turn = 0
     while at < len(ids):
@@ -74,9 +74,11 @@ def play(job: Job, text: str, sizes: Sequence[int], reason: FinishReason = "stop
         chunks += job.translation.delta(0, Delta("r-0", kept, pushed.text))
         if pushed.stopped_at is not None:
             break
-    if held := stream.finish():
+    if held := stream.finish(cut=reason == "length"):
         chunks += job.translation.delta(0, Delta("r-0", [], held))
-    return chunks + job.translation.finished(0, Finished("r-0", reason, len(request.prompt), told + 1))
+    stop = stream.stopped_by
+    ended = Finished("r-0", "stop" if stop else reason, len(request.prompt), told + 1, stop=stop)
+    return chunks + job.translation.finished(0, ended)
 
 
 def told(make: Make, text: str, sizes: Sequence[int], reason: FinishReason = "stop", **asked: Any) -> Read:
@@ -210,6 +212,18 @@ def test_an_empty_chunk_changes_no_number() -> None:
     rest = job.translation.finished(0, Finished("r-0", "stop", 1, 1))
     assert response_of([*first, *rest])["output"][0]["content"][0]["text"] == "a"
     assert messages().translation.empty_chunk() == {"type": "ping"}
+
+
+@pytest.mark.parametrize("make", SURFACES)
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_stop_string_is_looked_for_in_the_content_alone(make: Make, size: int) -> None:
+    text = f"<think>\nso\n\nbeta\n</think>\n\nalpha\n\n{HELLO}"
+    read = told(make, text, [size], stop=("\n\n", "</think>", "Hello"))
+    assert (read.reasoning, read.text) == ("so\n\nbeta", "alpha")
+    assert [name for name, _ in read.calls] == ["write_file"]
+    cut = told(make, "<think>\nso\n</think>\n\nalpha\nbeta\ngamma", [size], stop=("\n",))
+    assert (cut.reasoning, cut.text) == ("so", "alpha")
+    assert cut.tokens[1] < len(TOKENIZER.encode("<think>\nso\n</think>\n\nalpha\nbeta\ngamma"))
 
 
 FRAGMENTS = st.sampled_from(

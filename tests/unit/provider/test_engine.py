@@ -92,7 +92,7 @@ def test_a_stop_string_ends_it_and_none_of_it_is_shown() -> None:
     engines = alone(max_tokens=10, stop=[whole[4:7]])
     at = whole.index(whole[4:7])
     assert engines.text("a") == whole[:at]
-    assert engines.end("a") == Finished("a", "stop", 3, at + 3)
+    assert engines.end("a") == Finished("a", "stop", 3, at + 3, stop=whole[4:7])
 
 
 def test_a_stop_string_that_is_begun_and_not_completed_is_shown() -> None:
