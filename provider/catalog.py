@@ -17,6 +17,7 @@ from provider.models.resolve import resolve_model
 from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.head import ExternalHead
 from provider.mtp.policy import Off, Reason
+from provider.mtp.probe import Probe
 from provider.mtp.verdict import Verdict, judge
 from provider.pipe import DraftSpec, LoadSpec
 from provider.runner import Runner
@@ -84,6 +85,18 @@ class LocalFiles:
 
     async def digest(self, checkpoint: Checkpoint) -> str:
         return await asyncio.to_thread(checkpoint.digest)
+
+
+def draft_spec(config: ProviderConfig, probed: Probe) -> DraftSpec:
+    """What whoever loads a model is told of drafting."""
+    drafter = config.mtp_drafter_path
+    return DraftSpec(
+        mode=config.engine.mtp_mode,
+        killed=config.mtp_killed,
+        declaration=probed.declaration.value,
+        model_type=probed.model_type,
+        drafter_path=None if drafter is None else str(drafter),
+    )
 
 
 class Watcher(Protocol):
@@ -163,7 +176,7 @@ class Factory:
 
     def _slot(self, id: str, found: Found, verdict: Verdict) -> ModelSlot:
         engine, checkpoint = self._config.engine, found.checkpoint
-        told, drafter = engine.context_length, self._config.mtp_drafter_path
+        told = engine.context_length
         if told is not None and told > checkpoint.context_length:
             log.warning("context_beyond_training model=%s context=%d trained=%d", id, told, checkpoint.context_length)
         spec = LoadSpec(
@@ -174,13 +187,7 @@ class Factory:
             kv_pool_tokens=engine.kv_pool_tokens,
             park=self._config.park_spec(self._memory_kind),
             lanes_directory=str(self._config.lanes_directory),
-            drafts=DraftSpec(
-                mode=engine.mtp_mode,
-                killed=self._config.mtp_killed,
-                declaration=checkpoint.mtp.declaration.value,
-                model_type=checkpoint.mtp.model_type,
-                drafter_path=None if drafter is None else str(drafter),
-            ),
+            drafts=draft_spec(self._config, checkpoint.mtp),
         )
         return ModelSlot(
             id,

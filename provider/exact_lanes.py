@@ -27,14 +27,14 @@ def choose_rows(backend: MlxBackend, model: str, directory: Path | None, keep: b
     grid = backend.grid
     if not grid.candidates:
         return None
-    subject = Subject(device=running_on(), shapes=backend.shapes, candidates=grid.candidates, drafts=grid.drafts)
+    subject = Subject(device=running_on(), shapes=backend.shapes, candidates=grid.candidates)
     kept = None if directory is None else read_rows(directory, subject)
     if kept is not None:
         return Rows(kept, "kept")
     if len(subject.candidates) == 1:
         return Rows(subject.candidates[0], "measured")
     seconds = pass_seconds(backend, subject.candidates)
-    rows = cheapest(seconds, subject.drafts)
+    rows = cheapest(seconds, grid.drafts)
     log.info("exact_lanes %s", " ".join(f"{one}={taken * 1e3:.2f}ms" for one, taken in seconds.items()))
     if directory is not None and keep:
         pass_ms = {str(one): round(taken * 1e3, 3) for one, taken in seconds.items()}

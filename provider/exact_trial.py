@@ -8,6 +8,8 @@ from pathlib import Path
 from provider.backends.mlx.backend import MlxBackend
 from provider.backends.mlx.lane_cost import lanes_of
 from provider.backends.mlx.numerics_adversary import NumericsAdversary
+from provider.catalog import draft_spec
+from provider.config import ProviderConfig
 from provider.errors import ModelError
 from provider.exact.policy import Condition, Found, On, Unavailable, decide
 from provider.exact_check import CheckFailed, Question, Reading, check
@@ -19,7 +21,6 @@ from provider.models.checkpoint import read_checkpoint
 from provider.models.resolve import find_model
 from provider.models.tokenizer import ModelTokenizer
 from provider.mtp.smoke import smoke_prompts
-from provider.pipe import DraftSpec
 
 TOKENS = 16
 COUNTED = 20
@@ -30,24 +31,24 @@ SAMPLINGS = (Sampling(temperature=0), Sampling(temperature=2.0, seed=7))
 Say = Callable[[str], None]
 
 
-def try_exact(model: str, adversary: bool, say: Say, tokens: int = TOKENS, lanes_in: Path | None = None) -> ExactFacts:
-    """`say` hears of each condition as it is done; `tokens`: of the chat's answer; `lanes_in`: where choices of
-    rows are kept: one that a load has made is tried, and none is added. Raises ModelError for a model that is not here
-    or not served."""
+def try_exact(model: str, config: ProviderConfig, adversary: bool, say: Say, tokens: int = TOKENS) -> ExactFacts:
+    """As a provider of this configuration would load it: with the rows that are kept for it, or with some that are
+    measured and not kept. `say` hears of each condition as it is done; `tokens`: of the chat's answer. Raises
+    ModelError for a model that is not here or not served."""
     found = find_model(model)
-    backend = _load(found.directory)
+    backend = load(found.directory, config)
     try:
         questions = _questions(ModelTokenizer(found.directory), tokens)
-        return _tried(backend, found.id, questions, adversary, say, lanes_in)
+        return _tried(backend, found.id, questions, adversary, say, config.lanes_directory)
     finally:
         backend.close()
 
 
-def _load(directory: Path) -> MlxBackend:
-    tokenizer, probed = ModelTokenizer(directory), read_checkpoint(directory).mtp
-    spec = DraftSpec(mode="auto", killed=False, declaration=probed.declaration.value, model_type=probed.model_type)
+def load(directory: Path, config: ProviderConfig) -> MlxBackend:
+    """As a worker of this configuration loads it, its head with it. Raises ModelError."""
+    tokenizer, drafts = ModelTokenizer(directory), draft_spec(config, read_checkpoint(directory).mtp)
     backend = MlxBackend(directory)
-    attach_head(backend, choose_head(directory, spec), tokenizer.encode)
+    attach_head(backend, choose_head(directory, drafts), tokenizer.encode)
     return backend
 
 
@@ -60,7 +61,7 @@ def _questions(tokenizer: ModelTokenizer, tokens: int) -> list[Question]:
 
 
 def _tried(
-    backend: MlxBackend, id: str, questions: Sequence[Question], adversary: bool, say: Say, lanes_in: Path | None
+    backend: MlxBackend, id: str, questions: Sequence[Question], adversary: bool, say: Say, lanes_in: Path
 ) -> ExactFacts:
     device, experts = backend.facts.device, backend.grid.experts_per_token
     chosen = choose_rows(backend, id, lanes_in, keep=False)

@@ -86,7 +86,13 @@ def _unusable(backend: Drafts, head: Head, why: str) -> Off:
 
 
 def still_active(backend: Backend, drafts: DraftStatus) -> DraftStatus:
-    """What is said of a head that was chosen, now that more has been computed with it."""
-    if not drafts.active or backend.draft_failure is None:
+    """What is said of a head that was chosen, now that more has been computed with it, and lanes may have been."""
+    if not drafts.active:
         return drafts
-    return inactive(failed_while_drafting(backend.draft_failure))
+    if backend.draft_failure is not None:
+        return inactive(failed_while_drafting(backend.draft_failure))
+    if backend.facts.lane_rows == 1:
+        return inactive(
+            Off(Reason.ENGINE_INACTIVE, "exact mode decodes in lanes of 1 row, which have no room for drafts")
+        )
+    return drafts

@@ -16,13 +16,12 @@ DIRECTORY = "lanes"
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What a choice holds for. `device`: with the versions of what computes on it; `shapes`: a digest of how the
-    weights are packed; `candidates`: the numbers of rows to choose from; `drafts`: the most for a token."""
+    """What a choice holds for, whether drafts are made or not. `device`: with the versions of what computes on it;
+    `shapes`: a digest of how the weights are packed; `candidates`: the numbers of rows to choose from."""
 
     device: str
     shapes: str
     candidates: list[int]
-    drafts: int
 
     def path_in(self, directory: Path) -> Path:
         """Workers that choose for other subjects write other files."""

@@ -41,6 +41,14 @@ def read_declaration(config: Mapping[str, Any], path: Path) -> HeadDeclaration:
     )
 
 
+def declared_drafts(config: Mapping[str, Any]) -> int:
+    """The most in a round; 0 where no head is declared, or not soundly."""
+    try:
+        return read_declaration(config, Path("config.json")).block_size - 1
+    except Fault:
+        return 0
+
+
 def head_prefix(config: Mapping[str, Any]) -> str | None:
     """Under which name the tensors of a declared head lie, also where the declaration is not sound; None without."""
     declared = config.get("mtplx_mtp")

@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from provider.models.json_file import MAX_JSON_BYTES
-from provider.mtp.policy import Declaration
+from provider.mtp.declaration import declared_drafts
+from provider.mtp.policy import Declaration, in_family
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What config.json said. `model_type` is None where it could not be read, and empty where it names none."""
+    """What config.json said. `model_type` is None where it could not be read, and empty where it names none. `drafts`:
+    the most in a round of a head that is declared soundly, for a model that is drafted for; else 0."""
 
     declaration: Declaration
     model_type: str | None
     detail: str
+    drafts: int = 0
 
 
 def probe(directory: Path) -> Probe:
@@ -45,7 +48,8 @@ def probe_config(config: Mapping[str, Any]) -> Probe:
     known = model_type if isinstance(model_type, str) else ""
     declared = config.get("mtplx_mtp")
     if isinstance(declared, dict) and declared.get("included") is True:
-        return Probe(Declaration.DECLARED, known, "config.json declares a head (mtplx_mtp)")
+        drafts = declared_drafts(config) if in_family(known) else 0
+        return Probe(Declaration.DECLARED, known, "config.json declares a head (mtplx_mtp)", drafts)
     return Probe(Declaration.ABSENT, known, "config.json declares no head (mtplx_mtp)")
 
 

@@ -136,3 +136,20 @@ def test_a_head_that_fails_after_its_self_check_and_before_anybody_is_served_is_
     status = still_active(backend, active)
     assert (status.active, status.reason) == (False, "engine_inactive")
     assert "(FloatingPointError: the head has failed)" in (status.detail or "")
+
+
+@pytest.mark.parametrize(("rows", "drafts"), [(1, 0), (2, 1), (4, 2)])
+def test_lanes_bound_the_drafts_and_without_room_for_any_the_head_counts_as_off(
+    backend: MlxBackend, rows: int, drafts: int
+) -> None:
+    active = DraftStatus(active=True, block_size=3)
+    backend.draft_with(sound(backend))
+    backend.decode_in_lanes(lanes_of(backend, rows))
+    found, status = backend.facts.max_drafts, still_active(backend, active)
+    backend.decode_in_lanes(None)
+    backend.draft_with(None)
+    assert (found, status.active) == (drafts, drafts > 0)
+    assert status.active or (status.reason, status.detail) == (
+        "engine_inactive",
+        "exact mode decodes in lanes of 1 row, which have no room for drafts",
+    )

@@ -8,12 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from provider.config import read_config
 from provider.doctor import doctor
 from provider.exact.policy import Condition
 from provider.exact_findings import judge_exact
-from provider.exact_trial import try_exact
+from provider.exact_trial import load, try_exact
 from provider.findings import Status
-from provider.models.bundled import BUNDLED_MODEL_ID
+from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from tests.fixtures.family_models import write_family
 
 TOKENS = 10
@@ -31,14 +32,28 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(tmp_path_factory.mktemp("models") / "tiny", "llama")
 
 
-def test_the_bundled_model_is_the_same_in_every_condition_and_each_has_come_about() -> None:
+def test_the_bundled_model_is_the_same_in_every_condition_and_each_has_come_about(tmp_path: Path) -> None:
     said: list[str] = []
-    facts = try_exact(BUNDLED_MODEL_ID, False, said.append, TOKENS)
+    config = read_config({}, data_dir=tmp_path, file=tmp_path / "none.toml", env={})
+    facts = try_exact(BUNDLED_MODEL_ID, config, False, said.append, TOKENS)
     assert [one.condition for one in facts.tried] == [*Condition]
     assert all(one.shown for one in facts.tried), facts
     assert len({one.digest for one in facts.tried}) == 1
     assert said == [f"{one.condition}: {one.digest}" for one in facts.tried]
     assert [one.status for one in judge_exact(facts)] == [Status.PASS]
+
+
+@pytest.mark.parametrize(
+    ("toml", "env"), [("", {"DARKBLOOM_MTP": "0"}), ('[engine]\nmtp_mode = "off"\n', {})], ids=["killed", "mode off"]
+)
+def test_it_loads_the_head_that_a_provider_of_this_machine_would(
+    tmp_path: Path, toml: str, env: dict[str, str]
+) -> None:
+    file = tmp_path / "provider.toml"
+    file.write_text(toml)
+    backend = load(BUNDLED_MODEL_DIR, read_config({}, data_dir=tmp_path, file=file, env=env))
+    assert (backend.facts.max_drafts, backend.grid.drafts) == (0, 2), "and looks for the lanes of one that drafts"
+    backend.close()
 
 
 def test_the_command_prints_one_digest_per_condition_and_the_verdict(llama: Path) -> None:

@@ -12,15 +12,17 @@ import pytest
 from provider.backends.mlx.backend import MlxBackend
 from provider.backends.mlx.numerics_adversary import NumericsAdversary, moved
 from provider.building import build
+from provider.config import ProviderConfig, read_config
 from provider.engine import Engine
 from provider.errors import ExactUnavailable
 from provider.exact.policy import Condition, Mode
 from provider.exact_check import Question, check, differing
 from provider.exact_trial import try_exact
 from provider.generation import Sampling
-from provider.models.bundled import BUNDLED_MODEL_DIR
+from provider.models.bundled import BUNDLED_MODEL_DIR, BUNDLED_MODEL_ID
 from provider.models.checkpoint import read_checkpoint
 from provider.models.tokenizer import ModelTokenizer
+from provider.mtp.policy import Mode as MtpMode
 from provider.pipe import DraftSpec, Loaded, LoadSpec
 from provider.scheduler.prefilling import SHARED, SOLO
 from tests.fixtures.family_models import write_family
@@ -29,15 +31,19 @@ CASE_O = "Produce the integers from 1 through 300 in ascending order, separated 
 
 
 def load(
-    directory: Path = BUNDLED_MODEL_DIR, exact: Mode = "on", backend: str = "mlx", lanes: Path | None = None
+    directory: Path = BUNDLED_MODEL_DIR,
+    exact: Mode = "on",
+    backend: str = "mlx",
+    lanes: Path | None = None,
+    drafts: MtpMode = "auto",
 ) -> tuple[Engine, Loaded]:
     probed = read_checkpoint(directory).mtp
-    drafts = DraftSpec(mode="auto", killed=False, declaration=probed.declaration.value, model_type=probed.model_type)
+    told = DraftSpec(mode=drafts, killed=False, declaration=probed.declaration.value, model_type=probed.model_type)
     spec = LoadSpec(
         backend=backend,
         directory=str(directory),
         max_concurrent=8,
-        drafts=drafts,
+        drafts=told,
         exact=exact,
         lanes_directory=None if lanes is None else str(lanes),
     )
@@ -50,8 +56,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on() -> Iterator[tuple[Engine, Loaded]]:
-    loaded = load()
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+def configured(data: Path, **env: str) -> ProviderConfig:
+    return read_config({}, data_dir=data, file=data / "none.toml", env=env)
+
+
+@pytest.fixture(scope="module")
+def on(data: Path) -> Iterator[tuple[Engine, Loaded]]:
+    loaded = load(lanes=configured(data).lanes_directory)
     yield loaded
     loaded[0].backend.close()
 
@@ -69,15 +84,18 @@ def test_the_bundled_model_is_exact_in_lanes_chosen_by_measurement(on: tuple[Eng
 
 
 def test_rows_are_measured_once_and_kept_for_every_load_after(small: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    lanes = config.lanes_directory
+
     def loaded_with() -> tuple[int | None, str | None]:
-        engine, loaded = load(small, lanes=tmp_path)
+        engine, loaded = load(small, lanes=lanes)
         assert engine.backend.facts.lane_rows == loaded.exact.lane_rows
         engine.backend.close()
         return loaded.exact.lane_rows, loaded.exact.lane_rows_from
 
     rows, source = loaded_with()
     assert source == "measured"
-    (file,) = tmp_path.iterdir()
+    (file,) = lanes.iterdir()
     told = json.loads(file.read_text())
     assert (told["lane_rows"], told["model"]) == (rows, small.name)
     assert [*told["pass_ms"]] == ["1", "2", "4", "8", "16"]
@@ -85,12 +103,27 @@ def test_rows_are_measured_once_and_kept_for_every_load_after(small: Path, tmp_p
     another = 2 if rows != 2 else 4
     file.write_text(json.dumps(told | {"lane_rows": another}))
     assert loaded_with() == (another, "kept"), "it is the file that says so"
-    tried = try_exact(str(small), False, lambda _: None, 4, tmp_path)
+    tried = try_exact(str(small), config, False, lambda _: None, 4)
     assert (tried.lane_rows, tried.lane_rows_from) == (another, "kept"), "and doctor --exact asks it too"
     file.unlink()
-    assert try_exact(str(small), False, lambda _: None, 4, tmp_path).lane_rows_from == "measured"
-    assert [*tmp_path.iterdir()] == [], "a look keeps nothing"
+    assert try_exact(str(small), config, False, lambda _: None, 4).lane_rows_from == "measured"
+    assert [*lanes.iterdir()] == [], "a look keeps nothing"
     assert loaded_with()[1] == "measured"
+
+
+def test_without_drafts_the_lanes_are_those_with_drafts(on: tuple[Engine, Loaded], data: Path) -> None:
+    lanes = configured(data).lanes_directory
+    [file] = lanes.iterdir()
+    told = json.loads(file.read_text())
+    assert (told["lane_rows"], told["model"]) == (on[1].exact.lane_rows, BUNDLED_MODEL_ID)
+    engine, loaded = load(lanes=lanes, drafts="off")
+    candidates = engine.backend.grid.candidates  # type: ignore[attr-defined]  # of an MlxBackend
+    engine.backend.close()
+    assert not loaded.drafts.active
+    assert (loaded.exact.lane_rows, loaded.exact.lane_rows_from) == (told["lane_rows"], "kept")
+    assert [str(one) for one in candidates] == [*told["pass_ms"]] == ["4", "8", "16"], (
+        "they hold a chat with its drafts"
+    )
 
 
 def test_with_the_mode_off_nothing_changes(small: Path) -> None:

@@ -84,6 +84,7 @@ class MlxBackend(Guided):
         or with the head it is given later, and draws its tokens with `draw`."""
         _set_compile_mode()
         checkpoint = read_checkpoint(directory)
+        self._declared_drafts = checkpoint.mtp.drafts
         self._model = load(checkpoint)
         hybrid = LayerKind.LINEAR in checkpoint.architecture.layer_kinds
         self._forward: Forward = Hybrid(Trunk(self._model)) if hybrid else Generic(self._model)
@@ -138,7 +139,7 @@ class MlxBackend(Guided):
     def grid(self) -> LaneGrid:
         """What is to be known of the model before it decodes in lanes."""
         shared = isinstance(self._forward, Hybrid) or (isinstance(self._forward, Generic) and self._forward.by_row)
-        return LaneGrid(shared, experts_per_token(self._model), self._drafting.max_drafts)
+        return LaneGrid(shared, experts_per_token(self._model), self._declared_drafts)
 
     @property
     def shapes(self) -> str:

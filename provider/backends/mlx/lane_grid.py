@@ -14,7 +14,8 @@ rows a kernel then computes together depends on what the other rows' experts are
 @dataclass(frozen=True, slots=True)
 class LaneGrid:
     """`shares`: whether a pass takes rows of several sequences; `experts_per_token`: of a mixture, else 0; `drafts`:
-    the most that its head guesses, 0 without one."""
+    the most that the head in its own files guesses, 0 without one. Whether that drafts now, or another does, makes no
+    other lanes: they are bits of the chat."""
 
     shares: bool
     experts_per_token: int

@@ -8,9 +8,9 @@ import pytest
 
 from provider.lane_file import Kept, Subject, keep_rows, read_rows
 
-SUBJECT = Subject(device="cpu: one, mlx 1", shapes="abc", candidates=[4, 8, 16], drafts=2)
+SUBJECT = Subject(device="cpu: one, mlx 1", shapes="abc", candidates=[4, 8, 16])
 OTHERS: list[dict[str, Any]] = [
-    {"device": "cpu: one, mlx 2"}, {"shapes": "abd"}, {"candidates": [1, 2, 4, 8, 16]}, {"drafts": 0},
+    {"device": "cpu: one, mlx 2"}, {"shapes": "abd"}, {"candidates": [1, 2, 4, 8, 16]},
 ]  # fmt: skip
 
 

@@ -70,3 +70,21 @@ def test_the_limit_is_64_mib_and_looser_than_the_inspections(tmp_path: Path) -> 
     config.write_text(raw + " " * (64 * 2**20 - len(raw) + 1))
     assert probe(tmp_path).declaration is Declaration.UNDETERMINABLE
     assert "64 MiB" in probe(tmp_path).detail
+
+
+@pytest.mark.parametrize(
+    ("change", "drafts"),
+    [
+        ({}, 2),
+        ({"mtplx_mtp": {"included": True, "block_size": 8}}, 7),
+        ({"mtplx_mtp": {"included": True, "block_size": 9}}, 0),
+        ({"mtplx_mtp": {"included": True, "prefix": 7}}, 0),
+        ({"mtplx_mtp": {"included": False}}, 0),
+        ({"mtplx_mtp_quantization": None}, 0),
+        ({"mtp_num_hidden_layers": 2}, 0),
+        ({"model_type": "llama"}, 0),
+    ],
+)
+def test_how_many_drafts_a_declared_head_makes_is_known_without_it(change: dict[str, Any], drafts: int) -> None:
+    sound = {**HEADED, "mtp_num_hidden_layers": 1, "mtplx_mtp_quantization": {}}
+    assert probe_config({**sound, **change}).drafts == drafts
