@@ -101,3 +101,15 @@ def test_status_tells_of_a_model_that_was_refused_as_of_one_that_is_loaded(capsy
         "  refused  not loaded",
         "    exact concurrency: unavailable: its experts are sorted",
     ]
+
+
+def test_status_tells_why_a_model_has_failed_and_when_it_is_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+    slots = [{"model": id, "state": "failed", "running": 0, "waiting": 0, "parked": 0} for id in ("dies", "nonsense")]
+    failed = {
+        "dies": {"reason": "its worker keeps dying (signal 9)", "retry_in_s": 41.6},
+        "nonsense": {"reason": "its logits are not finite", "retry_in_s": None},
+    }
+    print_status(DaemonState(1, 1.0, None, {"name": "me", "coordinators": [], "slots": slots, "failed": failed}))
+    told = capsys.readouterr().out.splitlines()
+    assert told[2] == "    its worker keeps dying (signal 9); it is tried again in 42 s"
+    assert told[5] == "    its logits are not finite"
