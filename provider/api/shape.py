@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Item = TypeVar("Item")
@@ -13,9 +21,16 @@ Listed = Annotated[list[Item], Field(fail_fast=True)]
 
 
 class Shape(BaseModel):
-    """No value is converted to another type: the string "1" is not a number."""
+    """No value is converted to another type: the string "1" is not a number. Nulls are as good as left out."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_nulls_out(cls, value: Any) -> Any:
+        if isinstance(value, dict) and None in value.values():
+            return {name: member for name, member in value.items() if member is not None}
+        return value
 
 
 def must_be(accepted: str) -> WrapValidator:

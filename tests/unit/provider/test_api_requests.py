@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from provider.api.job import Job, Origin, chat_job, completions_job
+from provider.api.jobs import JOBS
 from provider.api.requests import MAX_STOPS
 from provider.api.wire import Failure
 from provider.errors import RequestFailed
@@ -13,6 +14,7 @@ from tests.fixtures.api_serving import TOKENIZER, DemoModel
 
 CHAT: dict[str, Any] = {"model": "darkbloom-demo", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": "darkbloom-demo", "prompt": "Hi"}
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
 EOS = sorted(TOKENIZER.eos_token_ids)
 
 
@@ -81,6 +83,49 @@ def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any]) -> None:
 )
 def test_what_has_no_effect_is_checked_too(fields: dict[str, Any], param: str) -> None:
     assert refusal(chat, **fields).param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": None}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": None}]}, "messages[0].role"),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{"function": None}]}]}, None),
+        ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function", "function": None}]}, None),
+        ("/v1/completions", {"prompt": None}, "prompt"),
+        ("/v1/responses", {"input": None}, "input"),
+        ("/v1/messages", {"max_tokens": 5, "messages": None}, "messages"),
+        ("/v1/messages", {"max_tokens": None, "messages": HI}, "max_tokens"),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ("/v1/messages/count_tokens", {"messages": None}, "messages"),
+    ],
+)
+def test_a_null_is_as_good_as_left_out_where_something_is_needed(
+    path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    of_nulls, without = (
+        refusal(JOBS[path], body={"model": "darkbloom-demo", **body}, origin=origin())
+        for body in (fields, without_nulls(fields))
+    )
+    assert of_nulls == without
+    assert of_nulls.code == "missing_required_parameter"
+    assert param in (None, of_nulls.param)
+
+
+def without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: without_nulls(one) for key, one in value.items() if one is not None}
+        case list():
+            return [without_nulls(one) for one in value]
+        case _:
+            return value
+
+
+def test_a_null_is_as_good_as_left_out_where_nothing_is_needed() -> None:
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    message = {"role": "assistant", "content": None, "reasoning_content": None, "tool_calls": [call]}
+    assert chat(messages=[*HI, message, *HI]).requests == chat(messages=without_nulls([*HI, message, *HI])).requests
 
 
 def test_what_is_no_object_is_told_without_names_of_ours() -> None:
