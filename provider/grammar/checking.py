@@ -1,5 +1,6 @@
 """Whether a grammar can be followed at all, found out without a model."""
 
+import re
 from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer
@@ -13,10 +14,18 @@ _REWORDED = {
     "oneOf constraints": "oneOf is supported only where its alternatives exclude one another",
 }
 
+_BOUNDS = re.compile(r"Unsatisfiable schema: (exclusiveM|m)(in|ax)imum |Unsatisfiable schema: integer interval ")
+"""What it goes on to tell are the bounds as they are held to, which need not be those that were asked for."""
+
 
 def check(grammar: str) -> None:
     """Raises GrammarError for what no model could follow; needs none. What is a stranger's is tried in a sandbox."""
-    checked(LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits()))
+    checked(byte_matcher(grammar))
+
+
+def byte_matcher(grammar: str) -> LLMatcher:
+    """Its tokens are bytes."""
+    return LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits())
 
 
 def checked(matcher: LLMatcher) -> LLMatcher:
@@ -33,6 +42,8 @@ def _reason(matcher: LLMatcher) -> str:
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         return "nothing satisfies it"
+    if _BOUNDS.match(error):
+        return "no number is within its bounds"
     said = " ".join(error.partition("\n<")[0].partition("\n1 |")[0].split())
     for theirs, ours in _REWORDED.items():
         if said.startswith(theirs):
