@@ -27,7 +27,7 @@ from coordinator.patience import Patience
 from coordinator.routing import Chosen, Reason, Refused, Request, gated, route
 from coordinator.store.records import MemoryTables, Usage
 from provider.api.events import unnameable
-from provider.api.wire import Failure, internal_error, invalid_request
+from provider.api.wire import Failure, internal_error, nested_too_deeply
 from provider.protocol import (
     MAX_FRAME_BYTES,
     InferenceAccepted,
@@ -206,7 +206,7 @@ class Dispatcher:
         try:
             frame = encode(request)
         except (ValueError, RecursionError):
-            return invalid_request("The body is nested too deeply.", code="invalid_json")
+            return nested_too_deeply()
         if 4 * len(frame) > MAX_FRAME_BYTES and len(frame.encode()) > MAX_FRAME_BYTES:
             return Failure(413, "invalid_request_error", "body_too_large", "The body is too large to be sent on.")
         return frame

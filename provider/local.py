@@ -38,7 +38,8 @@ def local(
         list[str] | None, typer.Option(help="Ask clients for this key. May be repeated: each is good.")
     ] = None,
     rate_limit: Annotated[
-        int | None, typer.Option(help="Requests a minute of one key, or of one address where there is none.", min=1)
+        int | None,
+        typer.Option(help="Generations (and counts of tokens) a minute of one key, or of one address without.", min=1),
     ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin that may call, or '*'. May be repeated.")

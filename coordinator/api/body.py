@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from coordinator.api.errors import Refusal, body_too_large
+from coordinator.api.errors import Refusal
 from provider.api.decoding import STRICT, too_complex, uncollected, unreadable_number
-from provider.api.wire import MAX_BODY_BYTES, invalid_request
+from provider.api.wire import MAX_BODY_BYTES, body_too_large, invalid_request, nested_too_deeply
 
 Body = TypeVar("Body", bound=BaseModel)
 HALF_A_PAIR = re.compile(rb"\\u[dD]")
@@ -82,7 +82,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
             value = STRICT.decode(body.decode())
         if HALF_A_PAIR.search(body):
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise Refusal(nested_too_deeply()) from None
+    except ValueError as error:
         if (wrong := unreadable_number(body)) is not None:
             raise Refusal(wrong) from None
         raise Refusal(invalid_request(f"The body is not valid JSON: {error}", code="invalid_json")) from None

@@ -5,13 +5,21 @@ from collections.abc import Mapping
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from coordinator.errors import StoreDown
 from provider.api.events import error_body, form_path
 from provider.api.methods import allowed_methods
-from provider.api.wire import MAX_BODY_BYTES, Failure, internal_error, invalid_request, unavailable
+from provider.api.wire import (
+    CLIENT_LEFT,
+    Failure,
+    internal_error,
+    invalid_request,
+    no_such_path,
+    unavailable,
+    wrong_method,
+)
 
 
 class Refusal(Exception):
@@ -32,6 +40,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StoreDown, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(ClientDisconnect, _left)
+
+
+async def _left(_: Request, __: Exception) -> Response:
+    """Amid its body, or with one that is no HTTP: for the log alone."""
+    return Response(status_code=CLIENT_LEFT)
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -57,10 +71,9 @@ def failure_of(error: Exception, method: str, path: str) -> Failure:
             where = ".".join(str(part) for part in first["loc"][1:])
             return invalid_request(f"{where}: {first['msg']}", where)
         case HTTPException(status_code=404):
-            return Failure(404, "invalid_request_error", "not_found", f"There is no {path} here.")
+            return no_such_path(path)
         case HTTPException(status_code=405):
-            message = f"{path} does not take {method}."
-            return Failure(405, "invalid_request_error", "method_not_allowed", message)
+            return wrong_method(method, path)
         case HTTPException():
             return Failure(error.status_code, "invalid_request_error", "http_error", error.detail)
         case _:
@@ -78,8 +91,3 @@ def unauthorized(message: str) -> Failure:
 def wrong_kind(kind: str, wanted: str) -> Failure:
     message = f"This is a key of kind {kind}; the route takes {wanted}."
     return Failure(403, "permission_error", "wrong_key_kind", message)
-
-
-def body_too_large() -> Failure:
-    message = f"The body is larger than {MAX_BODY_BYTES} bytes."
-    return Failure(413, "invalid_request_error", "body_too_large", message)

@@ -47,4 +47,4 @@ def _known(request: Request, reader: Token) -> list[str]:
 
 def _listed(request: Request, name: str) -> ListedModel:
     """A fleet has no one time at which a model was made."""
-    return ListedModel(name, "darkbloom", context_length=services_of(request).hub.views.context_length(name))
+    return ListedModel(name, context_length=services_of(request).hub.views.context_length(name))

@@ -28,7 +28,7 @@ from provider.api.responses_body import ResponsesBody
 from provider.api.settings import ExactConcurrency, add_settings
 from provider.api.stream import AnswerResponse, NoticeMode, failure_response, notice_mode
 from provider.api.surface import Surface
-from provider.api.wire import Failure
+from provider.api.wire import CLIENT_LEFT, no_such_path, wrong_method
 from provider.errors import RequestFailed
 from provider.generation import ServedModel, Serving
 
@@ -116,7 +116,7 @@ def _add_generation(app: FastAPI, surface: Surface, notices: NoticeMode) -> None
 
 def _add_models(app: FastAPI, serving: Serving, created: int) -> None:
     def listed(model: ServedModel) -> ListedModel:
-        return ListedModel(model.id, "darkbloom-py", created, model.n_ctx)
+        return ListedModel(model.id, created, model.n_ctx)
 
     @app.get(MODELS)
     async def list_models(request: Request) -> dict[str, Any]:
@@ -155,9 +155,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: Exception) -> Response:
         wrong = cast(HTTPException, error)  # as above
-        code = "method_not_allowed" if wrong.status_code == 405 else "not_found"
-        message = f"{wrong.detail}: {request.method} {request.url.path}"
-        failure = Failure(wrong.status_code, "invalid_request_error", code, message)
+        path = request.url.path
+        failure = wrong_method(request.method, path) if wrong.status_code == 405 else no_such_path(path)
         response = failure_response(failure, _form(request))
         response.headers.update(wrong.headers or {})
         if wrong.status_code == 405:
@@ -166,7 +165,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def left(_: Request, __: Exception) -> Response:
-        return Response(status_code=400)
+        return Response(status_code=CLIENT_LEFT)
 
 
 def _form(request: Request) -> str:

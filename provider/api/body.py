@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 
 from provider.api.decoding import too_complex, uncollected, unreadable_number
-from provider.api.wire import MAX_BODY_BYTES, Failure, invalid_request
+from provider.api.wire import MAX_BODY_BYTES, Failure, body_too_large, invalid_request, nested_too_deeply
 from provider.errors import RequestFailed
 
 DISCARD_BYTES = 4 * MAX_BODY_BYTES
@@ -30,7 +30,11 @@ async def json_object(request: Request) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> bytes:
-    """The length is counted, not believed: a chunked body announces none."""
+    """The length is counted, not believed: a chunked body announces none. One that announces too much is not waited
+    for."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+        raise RequestFailed(body_too_large())
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
@@ -42,8 +46,7 @@ async def _body(request: Request) -> bytes:
         else:
             parts.clear()
     if size > MAX_BODY_BYTES:
-        message = f"The body is larger than {MAX_BODY_BYTES} bytes."
-        raise RequestFailed(Failure(413, "invalid_request_error", "body_too_large", message))
+        raise RequestFailed(body_too_large())
     return b"".join(parts)
 
 
@@ -54,7 +57,7 @@ def _decoded(body: bytes) -> dict[str, Any]:
         with uncollected():
             value = msgspec.json.decode(body)
     except RecursionError:
-        raise RequestFailed(invalid_request("The body is nested too deeply.", code="invalid_json")) from None
+        raise RequestFailed(nested_too_deeply()) from None
     except (msgspec.MsgspecError, ValueError) as error:
         if (wrong := unreadable_number(body)) is not None:
             raise RequestFailed(wrong) from None

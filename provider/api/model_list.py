@@ -10,13 +10,14 @@ from typing import Any
 
 from provider.api.events import of_anthropic
 
+OWNER = "darkbloom-py"
+
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """`created` in Unix seconds, 0 where it is not known; `context_length` in tokens."""
 
     id: str
-    owner: str
     created: int = 0
     context_length: int | None = None
 
@@ -38,7 +39,7 @@ def model_list(models: Sequence[ListedModel], headers: Mapping[str, str]) -> dic
 def model_object(model: ListedModel, headers: Mapping[str, str]) -> dict[str, Any]:
     length = {} if model.context_length is None else {"context_length": model.context_length}
     if not of_anthropic(headers):
-        return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owner, **length}
+        return {"id": model.id, "object": "model", "created": model.created, "owned_by": OWNER, **length}
     return {
         "id": model.id,
         "type": "model",

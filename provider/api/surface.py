@@ -15,7 +15,7 @@ import msgspec
 from provider.api.job import Job, Origin, new_id
 from provider.api.jobs import JOBS
 from provider.api.translation import Chunk as ChunkData
-from provider.api.wire import Failure, internal_error, invalid_request, wrong_model
+from provider.api.wire import Failure, internal_error, invalid_request, nested_too_deeply, wrong_model
 from provider.errors import RequestFailed
 from provider.generation import Delta, Finished, GenerationRequest, Notice, Serving
 from provider.grammar.sandbox import Sandbox
@@ -191,6 +191,6 @@ def _prepared(job_of: Callable[[Mapping[str, Any], Origin], Job], body: Mapping[
         msgspec.json.encode(body)
         return job_of(body, origin)
     except RecursionError:
-        raise RequestFailed(invalid_request("The body is nested too deeply.")) from None
+        raise RequestFailed(nested_too_deeply()) from None
     except UnicodeEncodeError:
         raise RequestFailed(invalid_request("The body holds text that is not valid Unicode.")) from None

@@ -62,6 +62,26 @@ def context_exceeded(n_prompt_tokens: int, n_ctx: int, message: str | None = Non
     return Failure(400, "exceed_context_size_error", "context_length_exceeded", said, detail=detail)
 
 
+CLIENT_LEFT = 499
+"""nginx's status of a request whose client went away before its body had come: nobody gets it."""
+
+
+def body_too_large() -> Failure:
+    return Failure(413, "invalid_request_error", "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
+
+
+def nested_too_deeply() -> Failure:
+    return invalid_request("The body is nested too deeply.", code="invalid_json")
+
+
+def no_such_path(path: str) -> Failure:
+    return Failure(404, "invalid_request_error", "not_found", f"There is no {path} here.")
+
+
+def wrong_method(method: str, path: str) -> Failure:
+    return Failure(405, "invalid_request_error", "method_not_allowed", f"{path} does not take {method}.")
+
+
 def wrong_model(model: object) -> Failure | None:
     """Of the name of a model in a body; both servers say the same of it."""
     if model is None:

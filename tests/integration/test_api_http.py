@@ -351,6 +351,11 @@ def test_a_body_over_the_limit_is_a_413() -> None:
         response = httpx.post(f"{server.url}/v1/completions", content=chunked(), timeout=30)
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(big)}\r\n"
+        for expects in ("Expect: 100-continue\r\n", ""):
+            with server.connect() as connection:
+                connection.sendall(f"{head}{expects}\r\n".encode())
+                assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
         assert server.post(CHAT).status_code == 200
 
 

@@ -19,6 +19,7 @@ from coordinator.store.postgres import Store
 from coordinator.store.schema import migrate
 from tests.integration.coordinator_harness import (
     MODEL,
+    Running,
     chat,
     coordinator,
     dialled,
@@ -238,17 +239,33 @@ def test_known_keys_work_while_the_store_is_down_and_others_get_503() -> None:
         server.release()
 
 
+async def broken_uploads(running: Running) -> None:
+    """One that ends too early, and one whose chunks are none."""
+    host, port = running.url.removeprefix("http://").split(":")
+    for rest in ("Content-Length: 99\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nno length\r\n"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        key = f"Authorization: Bearer {running.api_key}"
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{key}\r\n{rest}".encode())
+        await writer.drain()
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+
+
 def test_no_key_and_no_prompt_is_logged(postgres: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> str:
         async with coordinator(postgres) as running, provider(running), running.client() as client:
             body = chat(messages=[{"role": "user", "content": "a very private prompt"}])
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
             await client.get("/v1/models", headers={"Authorization": f"Bearer {new_secret()}"})
+            await broken_uploads(running)
             return running.api_key
 
     with caplog.at_level("DEBUG", logger="coordinator"):
         key = asyncio.run(scene())
     assert "request request_id=" in caplog.text
+    assert "ERROR" not in {record.levelname for record in caplog.records}
+    assert caplog.text.count("status=499") == 2
     assert key not in caplog.text
     assert "dbk_" not in caplog.text
     assert "private" not in caplog.text

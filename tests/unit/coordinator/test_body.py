@@ -89,3 +89,12 @@ def test_both_servers_name_the_number_that_cannot_be_read(body: str, param: str 
         parse_object(body.encode())
     for failure in (local.value.failure, fleet.value.failure):
         assert (failure.status, failure.code, failure.param) == (400, "invalid_json", param)
+
+
+def test_both_servers_say_the_same_of_a_body_that_is_nested_too_deeply() -> None:
+    body = b'{"x": ' + b"[" * 100_000
+    with pytest.raises(Refusal) as here:
+        parse_object(body)
+    with pytest.raises(RequestFailed) as alone:
+        _decoded(body)
+    assert here.value.failure == alone.value.failure
