@@ -80,6 +80,9 @@ def _in_use(reason: Reason, view: ProviderView, model: str) -> str:
     sent = sum(hold.model == model for hold in view.holds.values())
     match reason:
         case Reason.SLOT_FAILED:
+            ad = view.models.get(model)
+            if ad is not None and ad.exact == "unavailable":
+                return "exact mode is on there, and cannot be guaranteed for the model"
             return "its worker keeps ending"
         case Reason.NO_KV_BUDGET:
             return "loaded, with no memory left for keys and values"

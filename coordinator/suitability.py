@@ -93,7 +93,7 @@ def _room(view: ProviderView, ad: ModelAd, kept: Collection[str], tables: Memory
     if admitted is ColdLoad.REFUSED or not mirror.plan(view, ad, tables).fits:
         return Blocked.MEMORY_CAP
     unknown = admitted is ColdLoad.UNKNOWN
-    evicts = bool(view.slots) if unknown else _evicts(view, ad)
+    evicts = bool(_holding(view)) if unknown else _evicts(view, ad)
     if evicts and not _may_evict(view, kept):
         return Blocked.NO_ROOM
     return Cost(
@@ -108,12 +108,17 @@ def _room(view: ProviderView, ad: ModelAd, kept: Collection[str], tables: Memory
 
 def _evicts(view: ProviderView, ad: ModelAd) -> bool:
     """What a provider says is free for a load counts all that it holds itself as evictable: here it does not."""
-    if len(view.slots) >= RESIDENT_AT_ONCE:
+    if len(_holding(view)) >= RESIDENT_AT_ONCE:
         return True
     memory = view.memory
     if memory is None or not isinstance(memory.free_for_load_bytes, int) or not isinstance(memory.active_bytes, int):
-        return bool(view.slots)
+        return bool(_holding(view))
     return padded_weights(ad.size_bytes) > memory.free_for_load_bytes - memory.active_bytes
+
+
+def _holding(view: ProviderView) -> list[Slot]:
+    """The slots that a model has memory in: one that has failed holds nothing."""
+    return [slot for slot in view.slots.values() if slot.state != "failed"]
 
 
 def _may_evict(view: ProviderView, kept: Collection[str]) -> bool:

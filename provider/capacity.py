@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from provider.catalog import Model
 from provider.granting import Granting
 from provider.loading import READ_TRIES, ReadMemory
 from provider.memory.admission import max_loadable_weight
 from provider.memory.caps import MINIMUM_KV_BYTES
 from provider.occupancy import Occupancy
 from provider.protocol import MemoryReport, Slot, SlotState
-from provider.slot import ModelSlot
 from provider.system_memory import SystemMemory
 
 
@@ -40,8 +40,14 @@ def capacity_of(occupancy: Occupancy, memory: SystemMemory) -> Capacity:
         activation_reserve_bytes=reserve,
         free_for_load_bytes=max_loadable_weight(reading, headroom, occupancy.ledger.outstanding_bytes),
     )
-    places = [one.slot for one in occupancy.models.values() if one.slot.status != "unloaded"]
+    advertised = occupancy.advertised or []
+    places = [one for one in occupancy.models.values() if _has_a_place(one, one.id in advertised)]
     return Capacity(report, [slot_report(one) for one in places])
+
+
+def _has_a_place(model: Model, advertised: bool) -> bool:
+    """What is not loaded has none; but of what is advertised and would be refused, a coordinator is told."""
+    return model.slot.status != "unloaded" or (advertised and model.status == "failed")
 
 
 def _smallest_kv(occupancy: Occupancy) -> int:
@@ -50,11 +56,12 @@ def _smallest_kv(occupancy: Occupancy) -> int:
     return min((one.member.minimum_bytes for one in served), default=MINIMUM_KV_BYTES)
 
 
-def slot_report(slot: ModelSlot) -> Slot:
+def slot_report(model: Model) -> Slot:
+    slot = model.slot
     state, loaded = slot.engine, slot.loaded
     return Slot(
         model=slot.id,
-        state=_slot_state(slot),
+        state=_slot_state(model),
         running=state.running + state.prefill,
         waiting=slot.waiting,
         parked=state.parked + state.moving,
@@ -68,10 +75,10 @@ def slot_report(slot: ModelSlot) -> Slot:
     )
 
 
-def _slot_state(slot: ModelSlot) -> SlotState:
-    if slot.draining:
+def _slot_state(model: Model) -> SlotState:
+    if model.slot.draining:
         return "unloading"
-    match slot.status:
+    match model.status:
         case "loading":
             return "loading"
         case "failed":
@@ -79,4 +86,4 @@ def _slot_state(slot: ModelSlot) -> SlotState:
         case "unloaded":
             return "unloading"
         case "ready":
-            return "running" if slot.open else "idle"
+            return "running" if model.slot.open else "idle"

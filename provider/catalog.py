@@ -22,6 +22,7 @@ from provider.mtp.verdict import Verdict, judge
 from provider.pipe import DraftSpec, LoadSpec
 from provider.runner import Runner
 from provider.slot import ModelSlot, Planned, SlotLimits
+from provider.standing import SlotStatus
 from provider.system_memory import MemoryKind
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,25 @@ class Model:
     digest: str | None = None
     verified: bool = False
     exact_refusal: ExactUnavailable | None = None
-    """Why its last load was refused, where that would be so again until somebody changes the mode."""
+    """Why its last load was refused, or the next one will be, where that is so until somebody changes the mode."""
 
     @property
     def id(self) -> str:
         return self.slot.id
+
+    @property
+    def status(self) -> SlotStatus:
+        """As its slot's; `failed` too where nothing but an operator can have it loaded."""
+        return "failed" if self._refused else self.slot.status
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not ready."""
+        return str(self.exact_refusal) if self._refused else self.slot.reason
+
+    @property
+    def _refused(self) -> bool:
+        return self.exact_refusal is not None and self.slot.status == "unloaded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from provider.advertisement import exact_report
 from provider.catalog import Model
+from provider.exact.policy import Mode as ExactMode
 from provider.exact_setting import ExactSetting
 from provider.pipe import ExactReport
 
@@ -37,7 +38,7 @@ def exact_object(model: Model) -> dict[str, Any]:
     """Of one model; `mode`: what its worker was told, or the one that was refused."""
     report = exact_report(model)
     return {
-        "mode": model.slot.spec.exact if _tried(model) else None,
+        "mode": _mode(model),
         "state": report.state,
         "reason": report.reason,
         "code": report.code,
@@ -45,6 +46,12 @@ def exact_object(model: Model) -> dict[str, Any]:
         "lane_rows": report.lane_rows,
         "lane_rows_from": report.lane_rows_from,
     }
+
+
+def _mode(model: Model) -> ExactMode | None:
+    if model.slot.loaded is not None:
+        return model.slot.spec.exact
+    return None if model.exact_refusal is None else "on"  # nothing is refused under another
 
 
 def _tried(model: Model) -> bool:

@@ -4,9 +4,10 @@ import logging
 from pathlib import Path
 
 from provider.backends.base import Backend
+from provider.config import BackendName
 from provider.errors import ExactUnavailable
 from provider.exact.choice import Source
-from provider.exact.policy import Found, Mode, Off, On, Unavailable, decide
+from provider.exact.policy import Code, Found, Mode, Off, On, Unavailable, decide
 from provider.models.resolve import model_id_of
 from provider.pipe import ExactReport
 
@@ -26,9 +27,24 @@ def attach_exact(backend: Backend, directory: Path, mode: Mode, lanes_in: Path |
         case Unavailable(code, reason, remedy):
             log.info("exact_unavailable code=%s reason=%r", code, reason)
             if mode == "on":
-                told = f"{directory}: exact mode is on, and cannot be guaranteed: {reason}."
-                raise ExactUnavailable(told, code.value, remedy)
+                raise _refused(directory, code, reason, remedy)
             return ExactReport(state="unavailable", reason=reason, code=code.value, remedy=remedy)
+
+
+def foreseen(backend: BackendName, directory: Path, mode: Mode) -> ExactUnavailable | None:
+    """What a load would raise, as far as that is known without one."""
+    if backend == "mlx" or mode != "on":
+        return None
+    match decide(mode, Found(lanes=False)):
+        case Unavailable(code, reason, remedy):
+            return _refused(directory, code, reason, remedy)
+        case _:
+            return None
+
+
+def _refused(directory: Path, code: Code, reason: str, remedy: str) -> ExactUnavailable:
+    told = f"{directory}: exact mode is on, and cannot be guaranteed: {reason}."
+    return ExactUnavailable(told, code.value, remedy)
 
 
 def _found(backend: Backend, directory: Path, lanes_in: Path | None) -> tuple[Found, Source | None]:

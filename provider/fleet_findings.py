@@ -13,7 +13,8 @@ ROUTABLE_FIXES = {
     "no_kv_budget": "Restart the provider with more memory free, or serve fewer models.",
     "provider_draining": "Nothing needs doing where the provider is ending; else an operator has ordered it.",
     "provider_suspect": "Look at the network between the two: heartbeats come late.",
-    "slot_failed": "The provider's log says why its worker keeps ending. It is tried again by itself, after minutes.",
+    "slot_failed": "`provider status` and the log say why. A worker that keeps ending is tried again by itself, after "
+    "minutes; a model that exact mode refuses is loaded once that mode is changed, or by hand.",
     "capacity_cooldown": "Nothing needs doing: it is tried again shortly. More memory for keys and values helps.",
     "circuit_open": "Requests kept failing here: the provider's log says why. It is tried again shortly.",
 }

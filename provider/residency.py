@@ -22,13 +22,13 @@ from provider.config import ProviderConfig
 from provider.errors import ExactUnavailable, ModelError, RequestFailed, SelfTestFailed, WorkerError
 from provider.exact.policy import Mode as ExactMode
 from provider.exact_setting import ExactSetting
+from provider.exactness import foreseen
 from provider.generation import Delta, Finished, GenerationRequest, Notice
 from provider.granting import Granting
 from provider.idle import heal, reap, settle
 from provider.listeners import Listeners
 from provider.loading import Loading, LoadRefused, ReadMemory, nothing_read
 from provider.memory.floors import FloorTable
-from provider.models.checkpoint import Checkpoint
 from provider.named import Named
 from provider.occupancy import Bounds, Occupancy
 from provider.protocol import ModelAd, Stats
@@ -83,6 +83,8 @@ class Residency:
             self.last_load_error = LoadError(name, str(error), time.time())
         self.occupancy = Occupancy(Bounds.told(config, physical_bytes, floors), self._named.models)
         self.occupancy.advertised = list(self._named.models)
+        for model in self._named.models.values():
+            self._foresee(model)
         self.granting = Granting(self.occupancy)
         self._read_memory = read_memory or nothing_read(clock)
         self._clock = clock
@@ -209,6 +211,7 @@ class Residency:
         if self.exact.wanted != former:
             for model in self.occupancy.models.values():
                 model.exact_refusal = None
+                self._foresee(model)
         self._changed.tell()
 
     def retire(self, model: Model) -> None:
@@ -243,10 +246,6 @@ class Residency:
 
     def stats(self) -> Stats:
         return stats_of(one.slot for one in self.occupancy.models.values())
-
-    @property
-    def checkpoints(self) -> dict[str, Checkpoint]:
-        return {id: one.checkpoint for id, one in self.occupancy.models.items()}
 
     async def capacity(self) -> Capacity:
         return await picture(self.occupancy, self.granting, self._read_memory)
@@ -298,9 +297,13 @@ class Residency:
             self.retire(model)
         elif isinstance(error, ModelError | WorkerError) and not isinstance(error, ExactUnavailable):
             model.slot.standing.fail_again(str(error))
-        model.exact_refusal = None
         if isinstance(error, ExactUnavailable) and self.exact.wanted == "on":  # somebody may have changed it meanwhile
             model.exact_refusal = error
+
+    def _foresee(self, model: Model) -> None:
+        """What a load would be refused for is told before anybody asks for one."""
+        if model.slot.loaded is None and model.exact_refusal is None:
+            model.exact_refusal = foreseen(self.config.backend, model.checkpoint.directory, self.exact.wanted)
 
     async def _join(self, model: Model, wanted: Callable[[], bool]) -> bool:
         occupancy = self.occupancy
@@ -313,6 +316,7 @@ class Residency:
                 occupancy.models[model.id] = model
                 occupancy.advertised = list(dict.fromkeys([*self.advertised_ids, model.id]))
                 model.slot.draining = False  # it may have been about to leave
+                self._foresee(model)
         finally:
             occupancy.joining.discard(model.id)
         await self.granting.regrow()
@@ -338,6 +342,7 @@ class Residency:
         """Its room is free once the process has been reaped; the regrow is the caller's."""
         model.slot.draining = True
         await model.slot.stop()
+        self._foresee(model)
         self.granting.drop(model.id)
         self._changed.tell()
 

@@ -154,9 +154,10 @@ def print_status(running: state.DaemonState) -> None:
     for slot in running.details["slots"]:
         counts = f"{slot['running']} running, {slot['waiting']} waiting, {slot['parked']} parked"
         typer.echo(f"  {slot['model']}  {slot['state']}: {counts}")
-        if slot["model"] in failed:
-            typer.echo(f"    {why_failed(failed[slot['model']])}")
-        typer.echo(f"    exact concurrency: {_exactness(exact.get(slot['model']))}")
+        why, exactness = failed.get(slot["model"]), exact.get(slot["model"])
+        if why is not None and (exactness is None or why["reason"] != exactness["reason"]):
+            typer.echo(f"    {why_failed(why)}")
+        typer.echo(f"    exact concurrency: {_exactness(exactness)}")
     for model in sorted(exact.keys() - {slot["model"] for slot in running.details["slots"]}):
         typer.echo(f"  {model}  not loaded")
         typer.echo(f"    exact concurrency: {_exactness(exact[model])}")
@@ -255,8 +256,8 @@ async def _keep_state(data_dir: Path, identity: Identity, residency: Residency, 
                 for one in links
             ],
             "slots": [one.model_dump() for one in capacity.slots],
-            "failed": {one.id: {"reason": one.reason, "retry_in_s": one.standing.retry_in_s} for one in residency.slots
-                       if one.status == "failed"},
+            "failed": {one.id: {"reason": one.reason, "retry_in_s": one.slot.standing.retry_in_s}
+                       for one in residency.served if one.status == "failed"},
             "exact": {one.id: exact_object(one) for one in residency.served},
             "memory": capacity.memory.model_dump(),
             "resident": {one.id: one.slot.resident_bytes for one in residency.occupancy.residents},

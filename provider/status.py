@@ -7,6 +7,7 @@ import msgspec
 
 from provider.advertisement import mtp_status
 from provider.api import wire
+from provider.catalog import Model
 from provider.errors import RequestFailed
 from provider.exact.policy import Mode as ExactMode
 from provider.exact_status import exact_object, overall, settings_object
@@ -42,7 +43,7 @@ class Status:
             "exact_concurrency": exact,
             "exact_concurrency_reason": reason,
             "mtp": {"mode": self._residency.config.engine.mtp_mode, "active": mtp.active, "reason": mtp.reason},
-            "models": [self._model(slot) for slot in slots],
+            "models": [self._model(one) for one in self._residency.served],
         }
 
     def exact_concurrency(self) -> dict[str, Any]:
@@ -85,14 +86,14 @@ class Status:
     def metrics(self) -> bytes:
         return exposition(self._residency)
 
-    def _model(self, slot: ModelSlot) -> dict[str, Any]:
-        checkpoint = self._residency.checkpoints[slot.id]
+    def _model(self, model: Model) -> dict[str, Any]:
+        slot, checkpoint = model.slot, model.checkpoint
         return {
             "id": slot.id,
             "model_type": checkpoint.family,
             "quantization": checkpoint.quantization,
-            "state": slot.status,
-            "reason": slot.reason,
+            "state": model.status,
+            "reason": model.reason,
             "retry_in_s": None if slot.standing.retry_in_s is None else round(slot.standing.retry_in_s, 1),
             "worker_pid": slot.pid,
             "resident_bytes": slot.resident_bytes,
@@ -105,7 +106,7 @@ class Status:
             "size_bytes": checkpoint.size_bytes,
             "max_concurrent": slot.limits.max_concurrent,
             "mtp": self._mtp(slot),
-            "exact": exact_object(self._residency.occupancy.models[slot.id]),
+            "exact": exact_object(model),
         }
 
     def _mtp(self, slot: ModelSlot) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_a_request_for_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -
     async def act() -> None:
         toml = '[engine]\nexact = "on"\n[models]\npreload = []\n'
         async with served(tmp_path, toml) as client:
-            assert await props(client) == ("off", "no model is loaded yet")
+            assert (await props(client))[0] == "unavailable", "it is known before anything is loaded"
             for _ in range(2):
                 answer = await client.post(CHAT, json=counting(1, 3))
                 error = answer.json()["error"]
@@ -125,6 +125,7 @@ def test_a_request_for_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -
             assert (await props(client))[0] == "unavailable"
             [model] = (await client.get("/props")).json()["models"]
             assert (model["exact"]["mode"], model["exact"]["code"]) == ("on", "backend_unsupported")
+            assert (model["state"], model["reason"]) == ("failed", model["exact"]["reason"])
             told = await setting(client, "off")
             assert (told["wanted"], told["overridden_by"]) == ("on", "engine.exact in provider.toml")
 

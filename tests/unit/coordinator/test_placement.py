@@ -270,6 +270,15 @@ def test_who_is_away_silent_or_keeps_dying_is_not_asked() -> None:
     assert world.blocked() == {"p": Blocked.SLOT_FAILED}
 
 
+def test_a_slot_that_has_failed_holds_no_memory_and_takes_no_place() -> None:
+    failed = [slot(model, state="failed") for model in "xyz"]
+    for reported in [dict[str, Any](), {"free_for_load_bytes": None}]:
+        seen = fleet.beaten(view("p", models={"demo": advert()}), beat(2, slots=tuple(failed), **reported), 0.0)
+        verdict = judge(seen, "demo", (), 0.0, Timings(), TABLES)
+        assert isinstance(verdict, Cost)
+        assert not verdict.evicts
+
+
 def test_what_is_used_is_never_evicted_and_what_nobody_wants_is() -> None:
     both = {"demo": 4 * GIB, "old": 4 * GIB}
     busy, idle = Machine("p0", models=both, loaded=["old"], busy={"old"}), Machine("p1", models=both, loaded=["old"])

@@ -148,3 +148,11 @@ def test_what_changes_while_it_is_looked_at_is_told_at_the_next_look(world: Worl
 def test_every_reason_has_words(reason: Reason | None) -> None:
     for seen in (view(), view("p1", slot()), view("p1", slot(state="loading"), memory=None), view(memory=None)):
         assert detail(reason, Request(MODEL, 10), seen, 0.0, TABLES)
+
+
+@pytest.mark.parametrize(
+    ("exact", "words"), [("unavailable", "exact mode is on there"), ("off", "its worker keeps ending")]
+)
+def test_a_model_that_exact_mode_refuses_is_told_from_one_whose_worker_keeps_ending(exact: str, words: str) -> None:
+    seen = view("p1", slot(state="failed"), models={MODEL: advert(exact=exact)})
+    assert detail(Reason.SLOT_FAILED, Request(MODEL, 10), seen, 0.0, TABLES).startswith(words)

@@ -41,6 +41,12 @@ def ads(world: World) -> dict[str, str]:
     return {one.id: one.exact for one in world.residency.advertised()}
 
 
+async def slots(world: World) -> dict[str, str]:
+    """As a heartbeat tells of them."""
+    capacity = await world.complete(world.residency.capacity())
+    return {one.model: one.state for one in capacity.slots}
+
+
 def told(world: World) -> dict[str, Any]:
     return settings_object(world.residency.served, world.residency.exact)
 
@@ -115,7 +121,11 @@ async def test_what_cannot_be_exact_is_refused_by_name_and_not_tried_again_for_e
     await world.open_all()
     assert await failure(chat) == (503, "exact_unavailable")
     assert ads(world) == {"m": "unavailable"}
+    assert await slots(world) == {"m": "failed"}, "nothing is sent here that would be refused"
     assert overall(world.residency.served, world.residency.exact) == ("unavailable", str(REFUSED))
+    [shown] = Status(world.residency).props()["models"]
+    assert (shown["state"], shown["reason"]) == ("failed", str(REFUSED))
+    assert Status(world.residency).health() == "starting", "a refusal is no stall"
     again = await world.chat("2", "m")
     refused = (await _raised(again)).failure
     assert (refused.status, refused.code) == (503, "exact_unavailable"), "at once, with nothing loaded"
@@ -130,10 +140,64 @@ async def test_what_cannot_be_exact_is_refused_by_name_and_not_tried_again_for_e
     world.residency.want_exact("on")
     assert ads(world) == {"m": "unavailable"}, "nothing has changed"
     world.residency.want_exact("auto")
-    assert ads(world) == {"m": "off"}
+    assert (ads(world), await slots(world)) == ({"m": "off"}, {})
     await world.load("m")
-    assert ads(world) == {"m": "on"}
+    assert (ads(world), await slots(world)) == ({"m": "on"}, {"m": "idle"})
     await check_rest(world)
+
+
+@played
+async def test_an_operators_load_takes_a_refusal_back(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "m")
+    world.residency.want_exact("on")
+    for ends, state in ((REFUSED, "failed"), (None, "idle")):
+        load = await world.begin(world.residency.load("m"))
+        await world.open_until("start:m")
+        await world.open("start:m", result=ends)
+        await world.open_all()
+        assert load.exception() is ends
+        assert await slots(world) == {"m": state}
+    assert ads(world) == {"m": "on"}
+
+
+@played
+async def test_a_coordinator_is_told_at_once_of_what_would_be_refused(tmp_path: Path) -> None:
+    world = world_of(tmp_path, "m", "n")
+    world.residency.want_exact("on")
+    linked = Linked(world)
+    await linked.begin()
+    await linked.welcome()
+    load = await world.begin(world.residency.load("m"))
+    await world.open_until("start:m")
+    await world.open("start:m", result=REFUSED)
+    await world.open_all()
+    assert load.exception() is REFUSED
+    [beat] = linked.socket.of("heartbeat")[-1:]
+    assert [(one["model"], one["state"]) for one in beat["slots"]] == [("m", "failed")]
+    [update] = linked.socket.of("models_update")
+    assert [one["exact"] for one in update["models"]] == ["unavailable", "on"]
+
+
+@played
+async def test_what_a_backend_can_never_do_is_told_before_anybody_asks_for_it(tmp_path: Path) -> None:
+    world = World([build("m", 4), build("n", 4)], named=("m",), data_dir=tmp_path, backend="sim")
+    assert await slots(world) == {}
+    world.residency.want_exact("on")
+    assert (ads(world), await slots(world)) == ({"m": "unavailable"}, {"m": "failed"})
+    [props] = told(world)["models"]
+    assert (props["mode"], props["code"]) == ("on", "backend_unsupported")
+    world.desire(1, "n")
+    await world.open_all()
+    assert await slots(world) == {"m": "failed", "n": "failed"}, "one that comes later too"
+    world.residency.want_exact("auto")
+    assert (ads(world), await slots(world)) == ({"m": "off", "n": "off"}, {})
+    await world.load("m")
+    world.residency.want_exact("on")
+    assert await slots(world) == {"m": "idle", "n": "failed"}, "what was loaded before goes on"
+    unload = await world.begin(world.residency.unload("m"))
+    await world.open_all()
+    await unload
+    assert await slots(world) == {"m": "failed", "n": "failed"}
 
 
 @played

@@ -87,18 +87,20 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_status_tells_of_a_model_that_was_refused_as_of_one_that_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     on = {"state": "on", "lane_rows": 8, "lane_rows_from": "kept", "reason": None}
+    counts = {"running": 0, "waiting": 0, "parked": 0}
     details = {
         "name": "me",
         "coordinators": [],
-        "slots": [{"model": "here", "state": "idle", "running": 0, "waiting": 0, "parked": 0}],
+        "slots": [{"model": "here", "state": "idle", **counts}, {"model": "refused", "state": "failed", **counts}],
         "exact": {"here": on, "refused": {"state": "unavailable", "reason": "its experts are sorted"}},
+        "failed": {"refused": {"reason": "its experts are sorted", "retry_in_s": None}},
     }
     print_status(DaemonState(1, 1.0, None, details))
     told = capsys.readouterr().out.splitlines()
     assert told[1:] == [
         "  here  idle: 0 running, 0 waiting, 0 parked",
         "    exact concurrency: on, in lanes of 8 rows (kept)",
-        "  refused  not loaded",
+        "  refused  failed: 0 running, 0 waiting, 0 parked",
         "    exact concurrency: unavailable: its experts are sorted",
     ]
 
