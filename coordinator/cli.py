@@ -84,6 +84,18 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
         typer.echo("The database has the schema of this version.")
 
 
+@app.command()
+def stop_postgres(data_dir: DataDir = None) -> None:
+    """Stop the embedded Postgres that a killed coordinator has left running."""
+    from coordinator.store.embedded import EmbeddedPostgres
+
+    with _told():
+        where = settings(os.environ, data_dir=data_dir).data_dir
+        if not EmbeddedPostgres(where).stop_left_over():
+            raise CoordinatorError(f"The Postgres of {where} runs on: somebody uses it, or something else started it.")
+        typer.echo(f"No Postgres of {where} is running.")
+
+
 @token.command()
 def create(
     kind: Kind,

@@ -13,12 +13,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from coordinator import log, open_files
-from coordinator.app import create_app, opened
+from coordinator.app import create_app, never_opened, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
 from coordinator.tls import Certificate
 from provider import collector
+from provider.port import why_not
 from provider.protocol import MAX_FRAME_BYTES, PING_S
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise BadConfiguration(f"{host}:{port} cannot be listened on: {error}. Pass another --port.") from error
+        raise BadConfiguration(why_not(host, port, error)) from error
     return listener
 
 
@@ -79,6 +80,7 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop, renew: as
                 await _drain(services, stop)
                 await _close(server, serving, stop)
     finally:
+        never_opened(app)
         await _close(server, serving, stop)
         if keeping is not None:
             keeping.cancel()
@@ -91,6 +93,8 @@ async def _until_told(settings: Settings, listener: socket.socket, exit_when_clo
     asked = {signal.SIGINT: stop.ask, signal.SIGTERM: stop.ask}
     if settings.tls is not None:
         asked[signal.SIGHUP] = renew.set
+    elif signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # and not ignored, as by nohup
+        asked[signal.SIGHUP] = stop.ask
     with _signals(asked), _watched(exit_when_closed, stop):
         await run(settings, listener, stop, renew)
 

@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 
 from provider.errors import ConfigError
+from provider.port import why_not
 
 BACKLOG = 1024
 
@@ -37,8 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
             undo.pop_all()
             return sock
     except OSError as error:
-        message = f"cannot listen on {host}:{port} ({error.strerror}): choose another --port or end what uses it."
-        raise ConfigError(message) from error
+        raise ConfigError(why_not(host, port, error)) from error
 
 
 def server_for(app: Any) -> HttpServer:

@@ -1,6 +1,7 @@
 """The daemon-state file: what a running provider says about itself, for `provider status` and doctor."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,13 @@ from typing import Any
 
 import psutil
 
+from provider.errors import ConfigError
 from provider.identity import write_atomically
 from provider.liveness import lives
 
+WAIT_S = 30.0
+"""Longer than a provider that was told to end takes."""
+POLL_S = 0.1
 FILE_NAME = "daemon-state.json"
 
 
@@ -51,6 +56,19 @@ def read_state(data_dir: Path) -> DaemonState | None:
         return state if lives(int(state.pid), float(state.started_at)) else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.Error):
         return None
+
+
+def refuse_second(data_dir: Path, wait_s: float = WAIT_S) -> None:
+    """Raises ConfigError where a provider of that directory is running; one that is about to end is waited for."""
+    deadline = time.monotonic() + wait_s
+    while (running := read_state(data_dir)) is not None:
+        ending = bool(running.details.get("draining"))
+        if not ending or time.monotonic() > deadline:
+            raise ConfigError(
+                f"a provider of {data_dir} is {'draining' if ending else 'already running'} (pid {running.pid}): "
+                "end it with `darkbloom-py provider stop`, or pass another --data-dir."
+            )
+        time.sleep(POLL_S)
 
 
 def remove_state(data_dir: Path) -> None:

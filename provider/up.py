@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,15 @@ import httpx
 import typer
 
 from provider import options, state
+from provider.claim import Claim, claimed
 from provider.config import data_directory, make_data_directory
-from provider.errors import ConfigError, DarkbloomError
+from provider.errors import DarkbloomError
 from provider.http_server import bind
 from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.models.resolve import resolve_model
 
+PROGRAM = (sys.executable, "-P", "-m", "provider.cli")
 HOST = "127.0.0.1"
 READY_S = 120.0
 POLL_S = 0.1
@@ -47,6 +49,7 @@ class Plan:
     flags: list[str]
     api_key: str
     provider_token: str
+    claim: Claim
 
     @property
     def url(self) -> str:
@@ -77,29 +80,31 @@ def up(
         context_length, kv_pool_tokens, mtp_drafter_path, max_concurrent,
         exact, mtp_mode, preempt_ram_gb, preempt_disk_gb,
     )  # fmt: skip
-    plan = Plan(
-        port=port,
-        data_dir=data_directory(data_dir),
-        model=model,
-        model_id=resolve_model(model).id,
-        flags=[part for key, value in flags.items() if value is not None for part in (_flag(key), str(value))],
-        api_key=new_secret(),
-        provider_token=new_secret(),
-    )
-    _check(plan)
-    asyncio.run(_run(plan))
-
-
-def _check(plan: Plan) -> None:
-    """What would stop a part of the system, told before any is started. Raises ConfigError."""
-    bind(HOST, plan.port).close()
-    make_data_directory(plan.data_dir)
-    running = state.read_state(plan.data_dir)
-    if running is not None:
-        raise ConfigError(
-            f"a provider of {plan.data_dir} is already running (pid {running.pid}): "
-            "end it with Ctrl-C or `darkbloom-py provider stop`, or pass another --data-dir."
+    model_id, where = resolve_model(model).id, data_directory(data_dir)
+    with _prepared(port, where) as claim:
+        plan = Plan(
+            port=port,
+            data_dir=where,
+            model=model,
+            model_id=model_id,
+            flags=[part for key, value in flags.items() if value is not None for part in (_flag(key), str(value))],
+            api_key=new_secret(),
+            provider_token=new_secret(),
+            claim=claim,
         )
+        asyncio.run(_run(plan))
+
+
+@contextlib.contextmanager
+def _prepared(port: int, data_dir: Path) -> Iterator[Claim]:
+    """What would stop a part of the system is told before any is started. Raises ConfigError."""
+    if not data_dir.exists():
+        bind(HOST, port).close()  # before anything is made
+    make_data_directory(data_dir)
+    with claimed(data_dir) as claim:
+        state.refuse_second(data_dir)
+        bind(HOST, port).close()
+        yield claim
 
 
 def new_secret() -> str:
@@ -114,6 +119,7 @@ async def _run(plan: Plan) -> None:
             _announce(plan)
             # Returns only when told to end: a part that ends by itself is an error.
             await lifetime.until_ending(_watch(coordinator, provider))
+        plan.claim.ending()
         print("Shutting down.", flush=True)
         # The coordinator goes first: it lets running answers finish, for which it needs the provider.
         await _end(coordinator.process)
@@ -123,8 +129,25 @@ async def _run(plan: Plan) -> None:
 async def _coordinator(plan: Plan) -> AsyncIterator[Child]:
     arguments = ["coordinator", "serve", "--host", HOST, "--port", str(plan.port), "--data-dir", str(plan.data_dir)]
     secrets_told = {"DARKBLOOM_UP_API_KEY": plan.api_key, "DARKBLOOM_UP_PROVIDER_TOKEN": plan.provider_token}
-    async with _child("coordinator", arguments, secrets_told) as child:
-        yield child
+    async with _child("coordinator", arguments, plan.claim, secrets_told) as child:
+        try:
+            yield child
+        finally:
+            await _end(child.process)
+            if child.process.returncode is not None and child.process.returncode < 0:
+                await _stop_postgres(plan)
+
+
+async def _stop_postgres(plan: Plan) -> None:
+    """A coordinator that was killed has left it running."""
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM, "coordinator", "stop-postgres", "--data-dir", str(plan.data_dir),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True,
+        pass_fds=[plan.claim.fileno()],
+    )  # fmt: skip
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await process.wait()
 
 
 @contextlib.asynccontextmanager
@@ -133,18 +156,18 @@ async def _provider(plan: Plan) -> AsyncIterator[Child]:
         "provider", "start", "--coordinator", f"ws://{HOST}:{plan.port}/ws/provider",
         "--model", plan.model, "--data-dir", str(plan.data_dir), *plan.flags,
     ]  # fmt: skip
-    async with _child("provider", arguments, {options.TOKEN_VARIABLE: plan.provider_token}) as child:
+    async with _child("provider", arguments, plan.claim, {options.TOKEN_VARIABLE: plan.provider_token}) as child:
         yield child
 
 
 @contextlib.asynccontextmanager
-async def _child(name: str, arguments: list[str], told: dict[str, str]) -> AsyncIterator[Child]:
+async def _child(name: str, arguments: list[str], claim: Claim, told: dict[str, str]) -> AsyncIterator[Child]:
     """Secrets travel in the environment: a command line is there for every user to read."""
     theirs, ours = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "provider.cli", *arguments, "--exit-when-closed", str(theirs),
-            stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs], start_new_session=True,
+            *PROGRAM, *arguments, "--exit-when-closed", str(theirs),
+            stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs, claim.fileno()], start_new_session=True,
             env={**os.environ, **told},
         )  # fmt: skip
         os.close(theirs)

@@ -83,6 +83,16 @@ class EmbeddedPostgres:
             if self._server is not None:
                 self._server.leave(last=_last(users))
 
+    def stop_left_over(self) -> bool:
+        """Stops a server of ours that killed users have left, unless somebody uses it. Whether none runs now."""
+        data_dir = self._data_dir.resolve()
+        if not (data_dir / "postgres").is_dir():
+            return True
+        with _alone(data_dir):
+            server = self._used(data_dir)
+        self.release()
+        return not server.runs
+
     def _used(self, data_dir: Path) -> "_Server":
         self._users = (data_dir / "postgres.users").open("ab")
         fcntl.flock(self._users, fcntl.LOCK_SH)

@@ -199,6 +199,23 @@ def test_the_last_user_stops_the_server(data_dir: Path) -> None:
         psycopg.connect(plain(url))
 
 
+def test_a_server_that_a_killed_user_has_left_can_be_stopped(data_dir: Path) -> None:
+    killed = EmbeddedPostgres(data_dir)
+    killed.acquire()
+    where = ("stop-postgres", "--data-dir", str(data_dir))
+    in_use = typed(*where)
+    assert (in_use.exit_code, "somebody uses it" in in_use.stderr) == (1, True)
+    assert server_of(data_dir) is not None
+    assert killed._users is not None
+    assert killed._server is not None
+    assert killed._server._child is not None
+    killed._users.close()  # as the kernel does
+    assert typed(*where).exit_code == 0
+    assert server_of(data_dir) is None
+    killed._server._child.wait()
+    assert typed(*where).exit_code == 0
+
+
 def test_up_secrets_are_stored_and_replace_the_last_ones(data_dir: Path) -> None:
     first, second = new_secret(), new_secret()
     where = ("--data-dir", str(data_dir))
@@ -273,7 +290,7 @@ def test_a_port_in_use_is_told_before_anything_is_started(empty_dir: Path) -> No
         taken.listen()
         done = told("serve", "--port", str(taken.getsockname()[1]), "--data-dir", str(empty_dir))
     assert done.returncode == 1
-    assert "Pass another --port" in done.stderr
+    assert f"(pid {os.getpid()}) listens there; end it, wait until it has ended, or pass another --port." in done.stderr
     assert not empty_dir.exists()
 
 

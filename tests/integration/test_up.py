@@ -117,14 +117,22 @@ def answer_of(curl: str) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events]
 
 
-def test_a_second_start_finds_its_data_and_a_killed_provider_ends_it(home: Path) -> None:
+def test_a_killed_coordinator_ends_it_and_a_second_start_finds_its_data_and_a_killed_provider_ends_it(
+    home: Path,
+) -> None:
     with up(home) as first:
         made = run(home / "log", "coordinator", "token", "create", "--kind", "api", "--data-dir", str(home / "data"))
         assert made.returncode == 0, made.stderr
         mine = Api(first.api.url, made.stdout.split()[-1])
         assert mine.get("/v1/models").status_code == 200
         identity = first.api.get("/v1/fleet").json()["providers"][0]["id"]
-        assert first.command.interrupt(40) == 0
+        processes = everything(first.command)
+        first.command.find("coordinator", "serve").kill()
+        assert first.command.process.wait(60) == 1
+        *_, last = first.command.output.splitlines()
+        assert last.startswith("error: The coordinator has ended by itself (signal 9)")
+        assert gone(processes), "its Postgres too"
+        assert database_of(home) is None
     with up(home) as second:
         processes = everything(second.command)
         assert Api(second.api.url, mine.key).text(counting(3, 8)).startswith("3, 4")
@@ -145,9 +153,10 @@ def test_kill_9_takes_everything_but_postgres_with_it_and_a_second_ctrl_c_hurrie
         stream = Stream(killed.api, counting(1, 100)).begun()
         os.kill(killed.command.process.pid, signal.SIGKILL)
         killed.command.process.wait()
-        until(lambda: gone([one for one in processes if "postgres" not in name_of(one)]), 30, "the end of all parts")
-        assert stream.ended(5).finish_reason == "length"
+        parts = [one for one in processes if "postgres" not in name_of(one)]
     with up(home) as hurried:
+        assert gone(parts), "the next start has waited for all of them"
+        assert stream.ended(5).finish_reason == "length"
         processes = everything(hurried.command)
         stream = Stream(hurried.api, counting(1, 4000)).begun()
         hurried.command.process.send_signal(signal.SIGINT)
