@@ -95,12 +95,7 @@ def start(
             f"{len(config.models)} models are named: a provider advertises {MOST_NAMED} at most; name fewer."
         )
     make_data_directory(config.data_dir)
-    running = state.read_state(config.data_dir)
-    if running is not None:
-        raise ConfigError(
-            f"a provider of {config.data_dir} is already running (pid {running.pid}): "
-            "end it with `darkbloom-py provider stop`, or give this one another --data-dir."
-        )
+    state.refuse_second(config.data_dir)
     if detach:
         _detach(config.data_dir, token)
     else:

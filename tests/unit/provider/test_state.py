@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from provider.errors import ConfigError
 from provider.identity import provider_id, write_atomically
 from provider.start import print_status
-from provider.state import DaemonState, path_in, read_state, remove_state, write_state
+from provider.state import DaemonState, path_in, read_state, refuse_second, remove_state, write_state
 
 
 @pytest.mark.parametrize("advertised", [None, [], ["one", "two"]])
@@ -30,6 +31,20 @@ def test_a_removed_state_is_none_and_may_be_removed_again(tmp_path: Path) -> Non
     remove_state(tmp_path)
     remove_state(tmp_path)
     assert read_state(tmp_path) is None
+
+
+def test_a_second_provider_is_refused_and_one_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    refuse_second(tmp_path)
+    write_state(tmp_path, [], {"draining": False})
+    with pytest.raises(ConfigError, match=f"already running \\(pid {os.getpid()}\\)"):
+        refuse_second(tmp_path)
+    write_state(tmp_path, [], {"draining": True})
+    with pytest.raises(ConfigError, match="draining"):
+        refuse_second(tmp_path, 0)
+    with ThreadPoolExecutor(1) as starting:
+        waiting = starting.submit(refuse_second, tmp_path)
+        remove_state(tmp_path)
+        waiting.result(20)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "null"])
