@@ -26,7 +26,7 @@ from coordinator.lease import Lease
 from coordinator.patience import Patience
 from coordinator.routing import Chosen, Reason, Refused, Request, gated, route
 from coordinator.store.records import MemoryTables, Usage
-from provider.api.events import unnameable
+from provider.api.events import COUNT_TOKENS, unnameable
 from provider.api.wire import Failure, internal_error, nested_too_deeply
 from provider.protocol import (
     MAX_FRAME_BYTES,
@@ -41,6 +41,8 @@ from provider.protocol import (
 )
 
 MAX_ATTEMPTS = 3
+NO_PROMPT = Tokens(likely=1, least=0)
+"""Of what is counted only: no context has to hold it."""
 STALLED_CLIENT_S = 30
 """How long one write to a client may take; then it counts as gone."""
 CAPACITY = frozenset({429, 503, 507})
@@ -121,7 +123,7 @@ class Dispatcher:
         ask = Ask(
             self,
             job,
-            self.estimates.tokens(job.model, prompts),
+            NO_PROMPT if job.endpoint == COUNT_TOKENS else self.estimates.tokens(job.model, prompts),
             progress,
             self._clock(),
             self.estimates.answer_tokens(job.model, most_tokens(job.body)),

@@ -113,9 +113,11 @@ def new_id(prefix: str, random: Random) -> str:
     return prefix + "".join(random.choices(_ID_ALPHABET, k=24))
 
 
-def asked(question: Question, origin: Origin) -> ChatPrompt:
-    """Raises RequestFailed for a question that cannot be put to the model."""
+def asked(question: Question, origin: Origin, longest: int = 0) -> ChatPrompt:
+    """Raises RequestFailed for a question that cannot be put to the model. `longest`: how many tokens it may have,
+    whatever the context holds."""
     model = origin.model
+    n_ctx = max(longest, model.n_ctx)
     prompt = chat_prompt(
         model.tokenizer,
         question.turns,
@@ -123,9 +125,9 @@ def asked(question: Question, origin: Origin) -> ChatPrompt:
         question.template_kwargs,
         origin.clock,
         origin.random,
-        model.n_ctx,
+        n_ctx,
     )
-    _check_prompt(prompt.token_ids, question.param, model)
+    _check_prompt(prompt.token_ids, question.param, n_ctx, model.vocab_size)
     return prompt
 
 
@@ -208,17 +210,17 @@ def _token_limit(asked: int | None, default: int | None, prompt: Sequence[int], 
 
 def _encoded(prompt: str | list[int], param: str, model: ServedModel) -> list[int]:
     token_ids = encode_within(model.tokenizer, prompt, model.n_ctx) if isinstance(prompt, str) else prompt
-    _check_prompt(token_ids, param, model)
+    _check_prompt(token_ids, param, model.n_ctx, model.vocab_size)
     return token_ids
 
 
-def _check_prompt(token_ids: Sequence[int], param: str, model: ServedModel) -> None:
+def _check_prompt(token_ids: Sequence[int], param: str, n_ctx: int, vocab_size: int) -> None:
     if not token_ids:
         raise RequestFailed(invalid_request(f"{param}: the prompt is empty.", param))
-    if len(token_ids) >= model.n_ctx:
-        raise RequestFailed(context_exceeded(len(token_ids), model.n_ctx))
-    if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
-        message = f"{param}: token ids must be from 0 to {model.vocab_size - 1}."
+    if len(token_ids) >= n_ctx:
+        raise RequestFailed(context_exceeded(len(token_ids), n_ctx))
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        message = f"{param}: token ids must be from 0 to {vocab_size - 1}."
         raise RequestFailed(invalid_request(message, param))
 
 

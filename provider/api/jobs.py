@@ -27,9 +27,13 @@ from provider.api.responses import ResponsesTranslation
 from provider.api.responses_body import ResponsesBody
 from provider.api.translation import Tally
 from provider.api.utterance import Utterance
+from provider.api.wire import Failure, context_exceeded
+from provider.errors import RequestFailed
 from provider.generation import Reading
 
 Body = Mapping[str, Any]
+MOST_COUNTED_TOKENS = 2**18
+"""A longer prompt, where the context is no longer itself, is not counted to its end: that would take seconds."""
 
 
 def messages_job(body: Body, origin: Origin) -> Job:
@@ -46,11 +50,23 @@ def messages_job(body: Body, origin: Origin) -> Job:
 
 
 def count_job(body: Body, origin: Origin) -> Job:
-    """Generates nothing. Raises RequestFailed as `messages_job` does."""
+    """Generates nothing. Raises RequestFailed as `messages_job` does, but not for a prompt that the context does not
+    hold: who asks may want to know by how much."""
     parsed = parse(CountBody, body)
-    prompt = asked(messages_body.question_of(body, parsed), origin)
+    try:
+        prompt = asked(messages_body.question_of(body, parsed), origin, MOST_COUNTED_TOKENS)
+    except RequestFailed as error:
+        raise RequestFailed(_not_counted(error.failure, origin.model.n_ctx)) from None
     translation = CountTranslation(len(prompt.token_ids))
     return Job(origin.model.id, [], translation, streaming=False, include_usage=False)
+
+
+def _not_counted(failure: Failure, n_ctx: int) -> Failure:
+    counted = failure.detail.get("n_prompt_tokens")
+    if not isinstance(counted, int):
+        return failure
+    message = f"The prompt has at least {counted} tokens, and more are not counted; the context holds {n_ctx}."
+    return context_exceeded(counted, n_ctx, message)
 
 
 def responses_job(body: Body, origin: Origin) -> Job:

@@ -321,7 +321,6 @@ def test_no_stream_has_anything_after_its_last_event(path: str) -> None:
     [
         ("/v1/messages", {"messages": [{"role": "user", "content": "a " * 600}]}),
         ("/v1/responses", {"input": "a " * 600}),
-        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a " * 600}]}),
     ],
 )
 def test_a_prompt_beyond_the_context_says_how_long_it_is(path: str, fields: dict[str, Any]) -> None:

@@ -93,6 +93,8 @@ def test_a_prompt_that_nobody_could_ever_serve_is_refused_for_good(postgres: str
             assert 'darkbloom_route_refusals_total{reason="prompt_too_long"} 3.0' in page
             got = await client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 4999})
             assert (got.status_code, asked(short), asked(tight)) == (200, 0, 1)
+            got = await client.post("/v1/messages/count_tokens", json=long_chat(120_000))
+            assert (got.status_code, asked(short) + asked(tight)) == (200, 2)
             await tight.beat(slots=[slot(tokens_max=5000)], status="draining")
             await asyncio.sleep(0.05)
             got = await client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 4999})

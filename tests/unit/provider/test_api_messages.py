@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from provider.api.job import Job, Origin, chat_job
-from provider.api.jobs import count_job, messages_job
+from provider.api.jobs import MOST_COUNTED_TOKENS, count_job, messages_job
 from provider.api.wire import Failure
 from provider.errors import RequestFailed
 from provider.generation import GenerationRequest
@@ -214,6 +214,17 @@ def test_counting_counts_the_prompt_and_generates_nothing() -> None:
     assert counted.requests == []
     assert counted.translation.whole() == {"input_tokens": len(asked(**fields).prompt)}
     assert counted.translation.tally.usage()["total_tokens"] == 0
+
+
+def test_a_prompt_beyond_the_context_is_counted_all_the_same() -> None:
+    said = {**BODY, "messages": [{"role": "user", "content": "a " * 90}]}
+    within = count_job(said, origin()).translation.whole()
+    assert count_job(said, origin(n_ctx=64)).translation.whole() == within
+    assert within["input_tokens"] > 64
+    with pytest.raises(RequestFailed) as caught:
+        count_job({**BODY, "messages": [{"role": "user", "content": "a " * 2**19}]}, origin(n_ctx=64))
+    assert caught.value.failure.detail["n_ctx"] == 64
+    assert caught.value.failure.detail["n_prompt_tokens"] >= MOST_COUNTED_TOKENS
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_its_numbers() -> None:
