@@ -66,8 +66,10 @@ def tally(refused: Refused) -> str:
 
 
 def _too_long(model: str, tokens: Tokens, beyond: Beyond) -> Failure:
+    # Token ids are counted; text is judged by its bytes.
+    has = "has" if tokens.least == tokens.likely else "has at least"
     message = (
-        f"The prompt has at least {tokens.least} tokens, and no provider of {model!r} has room for more than "
+        f"The prompt {has} {tokens.least} tokens, and no provider of {model!r} has room for more than "
         f"{beyond.longest_tokens}: shorten the prompt."
     )
     failure = context_exceeded(tokens.least, beyond.longest_tokens, message)

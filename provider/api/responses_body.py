@@ -228,7 +228,9 @@ def _string(item: Json, name: str, place: str) -> str:
 def echo_of(body: Mapping[str, Json], parsed: ResponsesBody) -> dict[str, Json]:
     """What the response repeats of its request; nothing is stored, whatever was asked."""
     tools = [{"parameters": None, "strict": None, **tool} for tool in body.get("tools") or []]
+    likeliest = {} if parsed.logprobs_asked is None else {"top_logprobs": parsed.logprobs_asked}
     return {
+        **likeliest,
         "instructions": parsed.instructions,
         "max_output_tokens": parsed.max_output_tokens,
         "metadata": parsed.metadata or {},

@@ -82,6 +82,7 @@ def test_a_prompt_that_nobody_could_ever_serve_is_refused_for_good(postgres: str
             error = got.json()["error"]
             assert (got.status_code, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 5000)
             assert (error["n_prompt_tokens"], error["reason"]) == (10_000, "prompt_too_long")
+            assert "has at least 10000 tokens" in error["message"]
             assert "retry-after" not in got.headers
             assert (asked(short), asked(tight)) == (0, 0)
             async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=running.api_key) as sdk:
@@ -89,6 +90,7 @@ def test_a_prompt_that_nobody_could_ever_serve_is_refused_for_good(postgres: str
                     await sdk.chat.completions.create(**long_chat(120_000))
             got = await client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 5001})
             assert got.json()["error"]["n_prompt_tokens"] == 5001
+            assert "has 5001 tokens" in got.json()["error"]["message"]
             page = (await client.get("/metrics")).text
             assert 'darkbloom_route_refusals_total{reason="prompt_too_long"} 3.0' in page
             got = await client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 4999})

@@ -224,3 +224,12 @@ def test_a_response_repeats_its_request_and_stores_nothing() -> None:
     assert (response["metadata"], response["instructions"]) == ({"a": "b"}, "Be brief.")
     assert (response["temperature"], response["top_p"], response["max_output_tokens"]) == (0, 1.0, 5)
     assert response["reasoning"]["effort"] == "low"
+
+
+def test_a_response_repeats_only_what_had_an_effect() -> None:
+    without = {"user": "me", "service_tier": "auto", "max_tool_calls": 1, "text": {"verbosity": "low"}}
+    response = job(**without).translation.whole()
+    assert not response.keys() & {"user", "service_tier", "max_tool_calls", "top_logprobs"}
+    assert response["text"] == {"format": {"type": "text"}}
+    likely = job(include=["message.output_text.logprobs"], top_logprobs=2).translation.whole()
+    assert likely["top_logprobs"] == 2
