@@ -10,6 +10,7 @@ from typing import Any
 
 from provider.errors import GrammarError, SchemaRefused
 from provider.grammar.finite import endless, without_endless_parts
+from provider.grammar.formats import PATTERNS, with_patterns
 from provider.grammar.limits import MAX_BLAMED_BYTES, MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
 from provider.grammar.local_names import LISTS, MAPS, PARTS, by_pointers
 from provider.grammar.numbers import with_exact_numbers
@@ -23,10 +24,6 @@ Schema = dict[str, Json]
 ANY_OBJECT: Schema = {"type": "object"}
 STYLE: Schema = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space is bounded: at most one space, behind a comma or a colon. A model that rambles would go on with it."""
-FORMATS = frozenset(
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
-)
-"""Those of llguidance 1.9. Others are a remark and restrict nothing, as JSON Schema has it."""
 MAX_LOOKS = 60
 """At parts of a schema that cannot be used, in search of the one that is to blame."""
 
@@ -95,7 +92,7 @@ class _Cleaner:
         cleaned = {key: self._member(key, value, f"{place}.{key}", depth) for key, value in says.items()}
         if self._closes and _is_described(cleaned):
             cleaned["additionalProperties"] = False
-        return _without_counts(with_exact_numbers(cleaned, place), place)
+        return _without_counts(with_exact_numbers(with_patterns(cleaned), place), place)
 
     def _member(self, key: str, value: Json, place: str, depth: int) -> Json:
         if key in MAPS and isinstance(value, dict):
@@ -145,7 +142,7 @@ def _stands_alone(schema: Json) -> bool:
 def _says(key: str, value: Json) -> bool:
     """Whether a member of a schema restricts the value, or may."""
     if key == "format":
-        return value in FORMATS if isinstance(value, str) else True
+        return value in PATTERNS if isinstance(value, str) else True
     if key == "uniqueItems":
         return value is not False
     return key not in _REMARKS

@@ -103,7 +103,7 @@ def _parameter(rules: Rules, root: Schema, name: str, schema: Json, place: str, 
 def _texts(rules: Rules, schema: Json, root: Schema, place: str, depth: int) -> list[str]:
     """How a value that is read as text may go on to its end tag; of several kinds of value, those that are text."""
     found = _resolved(schema, root)
-    if depth == 0 or "allOf" in found or "$ref" in found:
+    if depth == 0 or "$ref" in found or not all(_is_pattern(one) for one in _list(found.get("allOf"))):
         raise SchemaRefused(place, "a text is described by itself here, not by others that have to hold as well")
     branches = [*_list(found.get("anyOf")), *_list(found.get("oneOf"))]
     if branches:
@@ -133,6 +133,11 @@ def _resolved(schema: Json, root: Schema) -> Schema:
         value = _object(followed(root, reference))
         found = {**value, **{key: one for key, one in found.items() if key != "$ref"}}
     return found
+
+
+def _is_pattern(schema: Json) -> bool:
+    """Whether that is all it says, as of a text that has a pattern and a format."""
+    return isinstance(schema, dict) and schema.keys() == {"pattern"}
 
 
 def _object(schema: Json) -> Schema:
@@ -168,8 +173,9 @@ def _raw(rules: Rules, schema: Schema, place: str) -> str:
     text, value = rules.fresh("TEXT"), rules.fresh("value")
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     kinds = [rf"/(.|\n){{{least},{most}}}/"]
-    if "pattern" in schema:
-        kinds.append(_pattern(schema["pattern"], f"{place}.pattern"))
+    for one in (schema, *_list(schema.get("allOf"))):
+        if "pattern" in one:
+            kinds.append(_pattern(one["pattern"], f"{place}.pattern"))
     rules.add(text, " & ".join([*kinds, r"~/(.|\n)*<\/(parameter|function)>(.|\n)*/"]))
     rules.add(f"{value}[lazy]", rf"{text} /\n<\/parameter>/")
     return value
