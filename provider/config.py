@@ -22,16 +22,18 @@ from provider.mtp.policy import is_killed
 from provider.parking.files import DIRECTORY
 from provider.parking.knobs import DEFAULT_KNOBS, DEFAULT_RAM_GB, Knobs, ParkSpec, knobs_in
 from provider.system_memory import MemoryKind
+from provider.wire_limits import MOST_BYTES, MOST_LABEL, MOST_NUMBER
 
 NoticeMode = Literal["comment", "chunk", "off"]
 BackendName = Literal["mlx", "sim"]
 
+MOST_SHOWN = 80
 EXACT_VARIABLE = "DARKBLOOM_EXACT"
 
-Positive = Annotated[int, Field(ge=1)]
-Positions = Annotated[int, Field(ge=2)]
+Positive = Annotated[int, Field(ge=1, le=MOST_NUMBER)]
+Positions = Annotated[int, Field(ge=2, le=MOST_NUMBER)]
 """Token positions: room for a prompt and for what it is answered with."""
-Gb = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Gb = Annotated[float, Field(ge=0, le=MOST_BYTES // GIB, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -45,7 +47,7 @@ Told = TypeVar("Told", bound=Section)
 class ProviderSection(Section):
     memory_reserve_gb: Gb = 4.0
     memory_limit_gb: Gb | None = None
-    name: str | None = None
+    name: Annotated[str, Field(max_length=MOST_LABEL)] | None = None
 
 
 class EngineSection(Section):
@@ -201,7 +203,7 @@ def read_config(
     exact_told_by = _who_tells_exact(given, env, told.engine)
     if exact_told_by == EXACT_VARIABLE:
         given["exact"] = _exact_in(env)
-    provider = told.provider if name is None else told.provider.model_copy(update={"name": name})
+    provider = _override(told.provider, {} if name is None else {"name": name})
     urls = told.coordinator.url if isinstance(told.coordinator.url, list) else [told.coordinator.url]
     told_ca = None if told.coordinator.ca is None else Path(told.coordinator.ca).expanduser()
     return ProviderConfig(
@@ -234,7 +236,12 @@ def _override(section: Told, given: Mapping[str, Any]) -> Told:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-")
-        raise ConfigError(f"{flag} {first.get('input')!r}: {first['msg']}") from None
+        raise ConfigError(f"{flag} {_short(first.get('input'))}: {first['msg']}") from None
+
+
+def _short(told: object) -> str:
+    shown = repr(told)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _who_tells_exact(flags: Mapping[str, Any], env: Mapping[str, str], file: EngineSection) -> str | None:
@@ -265,5 +272,9 @@ def _read_file(path: Path) -> ConfigFile:
         first = error.errors(include_url=False)[0]
         # A section and its key; what follows in the location is pydantic's own (the branch of a union).
         key = ".".join(str(part) for part in first["loc"][:2])
-        said = "is not a known key" if first["type"] == "extra_forbidden" else f"= {first['input']!r}: {first['msg']}"
+        said = (
+            "is not a known key"
+            if first["type"] == "extra_forbidden"
+            else f"= {_short(first['input'])}: {first['msg']}"
+        )
         raise ConfigError(f"{path}: {key} {said}") from None

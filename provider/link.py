@@ -54,7 +54,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FATAL = {
     CLOSE_BAD_TOKEN: "the token was refused: make one with `darkbloom-py coordinator token create --kind provider`.",
     CLOSE_BAD_VERSION: "it speaks another protocol version: upgrade the older side.",
-    CLOSE_SUPERSEDED: "another process with this provider's identity has connected: give it its own --data-dir.",
+    CLOSE_SUPERSEDED: "another connection with this provider's identity has come: give another process its own "
+    "--data-dir, and name this coordinator once, by one address.",
 }
 
 
@@ -68,6 +69,7 @@ class LinkState:
 
     url: str
     connected: bool = False
+    ever_connected: bool = False
     reason: str | None = None
     routability: dict[str, dict[str, object]] = field(default_factory=dict)
 
@@ -290,6 +292,7 @@ class Connection:
             log.info("link_up url=%s", self._link.state.url)
             self.beat()  # from now on at the pace the coordinator asks for
             self._link.state.connected, self._link.state.reason = True, None
+            self._link.state.ever_connected = True
         told = self._session.routability
         self._link.state.routability = {model: one.model_dump() for model, one in told.items()}
 

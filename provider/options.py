@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from websockets.exceptions import InvalidURI
+from websockets.uri import parse_uri
 
 from provider.config import BackendName
 from provider.errors import ConfigError
 from provider.exact.policy import Mode as ExactMode
 from provider.mtp.policy import Mode
 
+COORDINATOR_FORM = "ws://HOST:PORT/ws/provider, or wss://"
 TOKEN_VARIABLE = "DARKBLOOM_PROVIDER_TOKEN"
 """Keeps a provider's token out of process lists."""
 
@@ -69,7 +72,30 @@ def engine_flags(
 
 
 def check_coordinators(urls: Iterable[str]) -> None:
-    """Raises ConfigError for one that is no WebSocket address."""
+    """Raises ConfigError for what no coordinator can be dialled by, and for one that is named twice."""
+    known: set[tuple[bool, str, int, str]] = set()
     for url in urls:
-        if not url.startswith(("ws://", "wss://")):
-            raise ConfigError(f"--coordinator {url!r}: expected ws://HOST:PORT/ws/provider, or wss://.")
+        try:
+            told = parse_uri(url)
+        except (InvalidURI, ValueError) as error:
+            said = str(error).removeprefix(f"{url} ")
+            raise ConfigError(f"--coordinator {url!r}: {said}; expected {COORDINATOR_FORM}.") from None
+        if told.username is not None or not told.path:
+            what = "no path is named" if told.username is None else "a token is passed as --token, not in the address"
+            raise ConfigError(f"--coordinator {url!r}: {what}; expected {COORDINATOR_FORM}.")
+        place = told.secure, told.host, told.port, told.path
+        if place in known:
+            raise ConfigError(f"--coordinator {url!r}: it is named twice; name each coordinator once.")
+        known.add(place)
+
+
+def check_token(token: str | None) -> str:
+    """Raises ConfigError for none, and for what no header can carry."""
+    if not token:
+        raise ConfigError(f"no token: pass --token, or set {TOKEN_VARIABLE}.")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(
+            "--token: no token of a coordinator, which is dbk_ and letters, digits, - and _ "
+            "(a line break at its end, perhaps)."
+        )
+    return token

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
+from pydantic import ValidationError
 
 from provider import collector, options, state
 from provider.api.surface import Surface
@@ -35,9 +36,9 @@ from provider.link import Link, LinkRefused
 from provider.liveness import await_end
 from provider.local import DRAIN_S, create_residency
 from provider.operations import Operations
-from provider.protocol import Hardware
+from provider.protocol import Hardware, encode
 from provider.residency import Residency
-from provider.session import Identity
+from provider.session import Identity, Session
 from provider.tls import authorities
 from provider.wire_limits import MOST_NAMED
 
@@ -86,8 +87,7 @@ def start(
         raise ConfigError("no coordinator is named: pass --coordinator ws://HOST:PORT/ws/provider.")
     options.check_coordinators(config.coordinators)
     trusted = authorities(config.coordinator_ca)
-    if not token:
-        raise ConfigError(f"no token: pass --token, or set {options.TOKEN_VARIABLE}.")
+    token = options.check_token(token)
     if not config.models:
         raise ConfigError("no model is named: pass --model PATH_OR_ID (--model darkbloom-demo needs no download).")
     if len(config.models) > MOST_NAMED:
@@ -178,6 +178,7 @@ async def _serve(config: ProviderConfig, token: str, trusted: ssl.SSLContext | N
     lifetime.drain_on(DRAIN_SIGNAL)
     residency = create_residency(config)
     identity = _identity(config)
+    _check_registration(identity, residency)
     surface = Surface(residency, time.time, SystemRandom())
     operations = Operations(residency)
     links = [
@@ -203,6 +204,18 @@ async def _serve(config: ProviderConfig, token: str, trusted: ssl.SSLContext | N
         await operations.stop()
         await residency.stop()
         state.remove_state(config.data_dir)
+
+
+def _check_registration(identity: Identity, residency: Residency) -> None:
+    """Before anything is loaded. Raises ConfigError for what no coordinator would read."""
+    try:
+        encode(Session(identity).register(residency.advertised()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"{where} {str(first['input'])[:80]!r} cannot be told to a coordinator: {first['msg']}"
+        ) from None
 
 
 async def _until_told_to_drain(dialling: asyncio.Task[None], lifetime: Lifetime) -> None:

@@ -25,7 +25,7 @@ from typing import IO
 
 import psycopg
 
-from coordinator.errors import PostgresFailed
+from coordinator.errors import BadConfiguration, PostgresFailed
 from coordinator.store import postmaster
 from coordinator.store.postmaster import Postmaster
 
@@ -44,7 +44,8 @@ SOCKETS = Path("/tmp")
 
 
 class EmbeddedPostgres:
-    """One process's use of the server of one data directory. Raises PostgresFailed."""
+    """One process's use of the server of one data directory. Raises PostgresFailed, and BadConfiguration where that
+    cannot be one."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -54,8 +55,7 @@ class EmbeddedPostgres:
 
     def acquire(self) -> str:
         """The URL of the running server, which runs until `release`. Blocks: seconds at the first start."""
-        self._data_dir.mkdir(parents=True, exist_ok=True)
-        data_dir = self._data_dir.resolve()
+        data_dir = _made(self._data_dir)
         with _alone(data_dir, self._given_up):
             return self._used(data_dir).ensure_running().url
 
@@ -116,6 +116,16 @@ def _pause(given_up: threading.Event) -> None:
     """Between two looks at what is waited for."""
     if given_up.wait(POLL_S):
         raise PostgresFailed("Postgres was to end before it had started.")
+
+
+def _made(data_dir: Path) -> Path:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadConfiguration(f"--data-dir {data_dir} cannot be a directory: {error.strerror}.") from error
+    if not os.access(data_dir, os.W_OK | os.X_OK):
+        raise BadConfiguration(f"--data-dir {data_dir} cannot be written to.")
+    return data_dir.resolve()
 
 
 def _last(users: IO[bytes]) -> bool:

@@ -14,15 +14,17 @@ import uvloop
 
 from provider import collector, options
 from provider.cli import log_to_stderr
-from provider.errors import ConfigError
+from provider.errors import ConfigError, WorkerError
 from provider.lifetime import Lifetime
 from provider.models.bundled import BUNDLED_MODEL_ID
 from provider.simulate.fleet import Plan, SimulatedFleet, Totals
 from provider.simulate.machines import MACHINES, machines
 from provider.tls import authorities
+from provider.wire_limits import MOST_LABEL
 
 app = typer.Typer(help="Simulate a fleet.", no_args_is_help=True, pretty_exceptions_enable=False)
 
+MOST_PREFIX = MOST_LABEL - 16
 SAY_EVERY_S = 5.0
 
 
@@ -55,7 +57,12 @@ def simulate(
         kinds = machines(machine or ["m3-max"], providers)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    if len(name) > MOST_PREFIX:
+        raise ConfigError(
+            f"--name has {len(name)} characters: {MOST_PREFIX} at most, and each provider's number follows."
+        )
     options.check_coordinators(coordinator)
+    token = options.check_token(token)
     trusted = authorities(coordinator_ca)
     log_to_stderr()
     logging.getLogger("provider").setLevel(logging.WARNING)  # what one provider says at start, two thousand would
@@ -65,8 +72,11 @@ def simulate(
         plan = Plan(name, coordinator, token, models, max_concurrent, Path(scratch), trusted)
         say: Callable[[Totals], None] = _ignore if as_json else _say
         collector.freeze()
-        totals = uvloop.run(_run(SimulatedFleet(kinds, plan), seconds, exit_when_closed, say))
+        fleet = SimulatedFleet(kinds, plan)
+        totals = uvloop.run(_run(fleet, seconds, exit_when_closed, say))
     typer.echo(json.dumps(asdict(totals)) if as_json else f"ended: {_told(totals)}")
+    if not fleet.ever_connected:
+        raise WorkerError("no provider was ever connected; the log above says why.")
 
 
 async def _run(

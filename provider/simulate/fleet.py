@@ -130,6 +130,10 @@ class SimulatedFleet:
         except* LinkRefused as refused:
             raise refused.exceptions[0] from None
 
+    @property
+    def ever_connected(self) -> bool:
+        return any(link.state.ever_connected for one in self.providers for link in one.links)
+
     def totals(self) -> Totals:
         stats = [one.residency.stats() for one in self.providers]
         return Totals(

@@ -309,6 +309,10 @@ def test_usage_errors_exit_with_2_and_bad_configuration_with_1(monkeypatch: pyte
     bad = typed("serve", "--port", "0")
     assert bad.exit_code == 1
     assert "DARKBLOOM_UP_API_KEY" in bad.stderr
+    monkeypatch.delenv("DARKBLOOM_UP_API_KEY")
+    nowhere = typed("token", "list", "--data-dir", "/dev/null/x")
+    assert nowhere.exit_code == 1
+    assert nowhere.stderr == "error: --data-dir /dev/null/x cannot be a directory: Not a directory.\n"
 
 
 def test_a_postgres_that_is_killed_is_started_again(data_dir: Path) -> None:

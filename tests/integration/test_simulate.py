@@ -8,8 +8,10 @@ from pathlib import Path
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
-from provider.errors import ConfigError
+from provider.cli import application
+from provider.errors import ConfigError, WorkerError
 from provider.simulate.machines import MACHINES, machines
 from tests.integration.client import MODEL
 from tests.integration.processes import free_port, run, running, until
@@ -42,6 +44,26 @@ def test_machines_are_dealt_out_in_turn() -> None:
     ]
     with pytest.raises(ConfigError, match="m3-max, h100"):
         machines(["z80"], 1)
+
+
+def test_a_fleet_of_which_nobody_was_ever_connected_has_failed() -> None:
+    url = f"ws://127.0.0.1:{free_port()}/ws/provider"
+    told = [
+        "fleet",
+        "simulate",
+        "--providers",
+        "1",
+        "--coordinator",
+        url,
+        "--token",
+        "dbk_x",
+        "--seconds",
+        "0.3",
+        "--json",
+    ]
+    done = CliRunner().invoke(application(told), told)
+    assert isinstance(done.exception, WorkerError)
+    assert json.loads(done.stdout)["connected"] == 0
 
 
 def test_a_simulated_fleet_serves_and_is_the_same_one_when_it_comes_again(fleet: Fleet, tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     assert "Usage" in output
 
 
+REST = ("--token", "t", "--model", "darkbloom-demo")
+
+
 @pytest.mark.parametrize(
     ("missing", "key"),
     [
@@ -66,13 +69,23 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
         (("--coordinator", "ws://h/ws/provider", "--model", "darkbloom-demo"), "--token"),
         (("--coordinator", "ws://h/ws/provider", "--token", "t"), "--model"),
         (("--coordinator", "h:8080", "--token", "t", "--model", "darkbloom-demo"), "ws://HOST:PORT"),
+        (("--coordinator", "http://h/ws/provider", *REST), "isn't ws or wss"),
+        (("--coordinator", "ws:///ws/provider", *REST), "hostname isn't provided"),
+        (("--coordinator", "ws://h:99999/ws/provider", *REST), "Port out of range"),
+        (("--coordinator", "ws://[::1/ws/provider", *REST), "Invalid IPv6"),
+        (("--coordinator", "ws://h:8080", *REST), "no path"),
+        (("--coordinator", "ws://u:p@h/ws/provider", *REST), "passed as --token"),
+        (("--coordinator", "ws://h/ws/provider", "--coordinator", "ws://H:80/ws/provider", *REST), "named twice"),
+        (("--coordinator", "ws://h/ws/provider", "--token", "t\n", "--model", "darkbloom-demo"), "line break"),
+        (("--coordinator", "ws://h/ws/provider", *REST, "--name", "n" * 257), "--name 'nnn"),
+        (("--coordinator", "ws://h/ws/provider", *REST, "--kv-pool-tokens", str(2**63)), "--kv-pool-tokens"),
         (
             ("--coordinator", "ws://h/ws/provider", "--token", "t", *(f"--model=m{one}" for one in range(129))),
             "128 at most",
         ),
     ],
 )
-def test_a_provider_without_what_it_needs_names_the_flag(
+def test_a_provider_that_could_never_work_names_the_flag(
     missing: tuple[str, ...], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
