@@ -81,7 +81,7 @@ class Stream:
         origin = Origin("r", Model(), time.time, Random(1))
         self._job: Job = JOBS[path]({"model": BUNDLED_MODEL_ID, "stream": True, **BODIES[path]}, origin)
         self._events = events_of(path)
-        self.text = TextStream(TOKENIZER.decode, ["never to be seen"])
+        self.text = TextStream(TOKENIZER.decode, ["never to be seen"], reading=self._job.requests[0].reading)
         self.sent = 0
 
     def push(self, token_id: int) -> None:

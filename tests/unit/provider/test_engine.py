@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from provider.backends.base import BackendFacts, Row, Run
 from provider.backends.sim import SimBackend
 from provider.engine import Engine
-from provider.generation import Delta, Event, Failed, Finished, GenerationRequest, Notice, Sampling
+from provider.generation import Delta, Event, Failed, Finished, GenerationRequest, Notice, Reading, Sampling
 from provider.mtp.controller import Depth, FixedDepth
 from provider.scheduler.pool import Pool
 from provider.scheduler.scheduler import Limits, Scheduler
+from provider.text import Decode
 from tests.soak import examples
 
 FACTS = BackendFacts("sim", 64, 512, 1000, 2, 10, 16, max_drafts=7)
@@ -30,11 +31,16 @@ class Engines:
     """An engine and what its requests have got so far."""
 
     def __init__(
-        self, backend: SimBackend | None = None, tokens: int = 10_000, depth: Depth | None = None, **limits: Any
+        self,
+        backend: SimBackend | None = None,
+        tokens: int = 10_000,
+        depth: Depth | None = None,
+        decode: Decode = letters,
+        **limits: Any,
     ) -> None:
         told = {"max_concurrent": 8, "n_ctx": 512, **limits}
         self.backend = backend or SimBackend(FACTS)
-        self.engine = Engine(Scheduler(Limits(**told), Pool(tokens)), self.backend, letters, depth)
+        self.engine = Engine(Scheduler(Limits(**told), Pool(tokens)), self.backend, decode, depth)
         self.events: dict[str, list[Event]] = {}
 
     def submit(self, id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
@@ -98,6 +104,31 @@ def test_a_stop_string_ends_it_and_none_of_it_is_shown() -> None:
 def test_a_stop_string_that_is_begun_and_not_completed_is_shown() -> None:
     whole = alone(max_tokens=10).text("a")
     assert alone(max_tokens=10, stop=[whole[8:10] + "!"]).text("a") == whole
+
+
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_a_chat_goes_on_past_a_stop_string_in_its_thought(drafts: int) -> None:
+    whole = alone(max_tokens=10).text("a")
+    engines = alone(max_tokens=10, drafts=drafts, stop=[whole[4]], reading=Reading(thinking=True, calls=False))
+    assert engines.text("a") == whole
+    assert isinstance(end := engines.end("a"), Finished)
+    assert (end.reason, end.completion_tokens, end.stop) == ("length", 10, None)
+
+
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_a_stop_string_that_the_limit_makes_certain_ends_the_answer(drafts: int) -> None:
+    """The line break might have been of a call."""
+    tokens = alone(max_tokens=10).tokens("a")
+    length = next(count for count in range(10, 1, -1) if tokens[count - 1] not in tokens[: count - 1])
+
+    def lines(ids: Sequence[int], skip_special: bool) -> str:
+        return "".join("\n" if id == tokens[length - 1] else "a" for id in ids)
+
+    engines = Engines(depth=FixedDepth(drafts), decode=lines)
+    engines.submit("a", max_tokens=length, stop=["\n"], reading=Reading(thinking=False, calls=True))
+    assert engines.run().text("a") == "a" * (length - 1)
+    assert isinstance(end := engines.end("a"), Finished)
+    assert (end.reason, end.completion_tokens, end.stop) == ("stop", length, "\n")
 
 
 def test_max_tokens_one_gives_one_token() -> None:
