@@ -14,6 +14,7 @@ from provider.grammar.formats import PATTERNS, with_patterns
 from provider.grammar.limits import MAX_BLAMED_BYTES, MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
 from provider.grammar.local_names import LISTS, MAPS, PARTS, by_pointers
 from provider.grammar.numbers import with_exact_numbers
+from provider.grammar.patterns import translated
 from provider.grammar.references import standing_alone
 from provider.grammar.rules import grammar_of
 
@@ -96,12 +97,15 @@ class _Cleaner:
 
     def _member(self, key: str, value: Json, place: str, depth: int) -> Json:
         if key in MAPS and isinstance(value, dict):
-            return {name: self.clean(part, f"{place}.{name}", depth + 1) for name, part in value.items()}
+            parts = {name: self.clean(part, f"{place}.{name}", depth + 1) for name, part in value.items()}
+            if key == "patternProperties":
+                return {translated(name, f"{place}.{name}"): part for name, part in parts.items()}
+            return parts
         if key in LISTS and isinstance(value, list):
             return [self.clean(part, f"{place}[{number}]", depth + 1) for number, part in enumerate(value)]
         if key in PARTS and isinstance(value, dict):
             return self.clean(value, place, depth + 1)
-        return value
+        return translated(value, place) if key == "pattern" and isinstance(value, str) else value
 
 
 def _is_described(schema: Schema) -> bool:

@@ -33,7 +33,7 @@ def refusal(schema: Any) -> SchemaRefused:
         (closed(a={"type": "array", "items": 3}), "s.properties.a"),
         (closed(a={"anyOf": [{"type": "integer"}, 3]}), "s.properties.a.anyOf[1]"),
         (closed(a={"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(a"}]}), "s.properties.a.anyOf[1]"),
-        (closed(a={"type": "string", "pattern": "(?=a)"}), "s.properties.a"),
+        (closed(a={"type": "string", "pattern": "(?=a)"}), "s.properties.a.pattern"),
         ({"$defs": {"x": {"if": {}}}, **closed(a={"$ref": "#/$defs/x"})}, "s.properties.a"),
         ({"$ref": "#/$defs/none"}, "s"),
         ({"$ref": "https://example.com/schema"}, "s"),
