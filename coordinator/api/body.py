@@ -39,6 +39,9 @@ def _validated(value: dict[str, Any], kind: type[Body]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
+        field = kind.model_fields.get(where)
+        if first["type"] == "missing" or (field is not None and field.is_required() and value.get(where) is None):
+            raise Refusal(invalid_request(f"{where}: Field required", where, "missing_required_parameter")) from None
         raise Refusal(invalid_request(f"{where}: {first['msg']}" if where else first["msg"], where or None)) from None
 
 

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from coordinator.api.body import parse_object
+from coordinator.api.body import _validated, parse_object
 from coordinator.api.chat import _model
 from coordinator.api.errors import Refusal
 from coordinator.api.limited import not_allowed
@@ -98,3 +99,19 @@ def test_both_servers_say_the_same_of_a_body_that_is_nested_too_deeply() -> None
     with pytest.raises(RequestFailed) as alone:
         _decoded(body)
     assert here.value.failure == alone.value.failure
+
+
+class Order(BaseModel):
+    model: str
+    wait: bool = True
+
+
+def test_a_null_is_as_good_as_left_out_where_something_is_needed() -> None:
+    refusals = []
+    for body in ({}, {"model": None}, {"model": "demo", "wait": None}):
+        with pytest.raises(Refusal) as refused:
+            _validated(body, Order)
+        refusals.append(refused.value.failure)
+    assert refusals[0] == refusals[1]
+    assert (refusals[0].code, refusals[0].param) == ("missing_required_parameter", "model")
+    assert refusals[2].code == "invalid_value"
