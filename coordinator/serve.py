@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 
-from coordinator import log, open_files
+from coordinator import garbled, log, open_files
 from coordinator.app import create_app, never_opened, opened
 from coordinator.config import Settings
 from coordinator.errors import BadConfiguration
 from coordinator.services import Services, open_services
 from coordinator.tls import Certificate
 from provider import collector
+from provider.http_head import BoundedHttp, BoundedWebSocket
 from provider.port import why_not
 from provider.protocol import MAX_FRAME_BYTES, PING_S
 
@@ -71,6 +72,7 @@ async def run(settings: Settings, listener: socket.socket, stop: Stop, renew: as
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with AsyncExitStack() as stack:
+            stack.enter_context(garbled.told_now_and_then())
             services = await _unless(stop.asked, stack.enter_async_context(open_services(settings)))
             if services is not None:
                 opened(app, services)
@@ -139,6 +141,8 @@ class _Server(uvicorn.Server):
 def _config(app: FastAPI, settings: Settings, certificate: Certificate | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 
 from provider.errors import ConfigError
+from provider.http_head import BoundedHttp, BoundedWebSocket
 from provider.port import why_not
 
 BACKLOG = 1024
@@ -44,6 +45,13 @@ def bind(host: str, port: int) -> socket.socket:
 def server_for(app: Any) -> HttpServer:
     """`app`: an ASGI application (uvicorn types it loosely)."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, server_header=False
+        app,
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        server_header=False,
     )
     return HttpServer(config)

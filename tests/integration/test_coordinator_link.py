@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -106,6 +107,24 @@ MALFORMED: list[str | bytes] = [
     b'{"type": "heartbeat"}',
     "[" * 100_000,
 ]
+
+
+def test_a_frame_that_is_no_utf8_closes_its_connection_and_the_log_has_it_once(
+    postgres: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with coordinator(postgres) as running, provider(running, provider_id="other") as other:
+            for _ in range(3):
+                async with dialled(running) as socket:
+                    await socket.send(b"\xff\xfe", text=True)
+                    assert await close_code(socket) == 1007
+            await other.beat()
+            assert (await state_of(running, "other"))["state"] == "alive"
+
+    asyncio.run(scene())
+    said = [record.getMessage() for record in caplog.records if "utf8" in record.getMessage()]
+    assert said == ["frame_not_utf8 times=1"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_malformed_frame_is_answered_and_the_third_closes(postgres: str) -> None:
