@@ -4,12 +4,12 @@ The text is guided from its first token, so that an answer cannot end while it t
 of the thinking is part of the text like any other, wherever in a run of drafts it comes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from provider.errors import GrammarError, SchemaRefused
-from provider.grammar.json_schema import Check, Schema
+from provider.grammar.json_schema import MAX_LOOKS, Check, Schema
 from provider.grammar.limits import MAX_GRAMMAR_BYTES
 from provider.grammar.rules import Rules
 from provider.grammar.tool_rules import Markup, ToolSchema, call_rule
@@ -55,8 +55,36 @@ def answer_grammar(thinking: Thinking, value: Schema | None, calls: Calls | None
     try:
         check(grammar)
     except GrammarError as error:
-        raise SchemaRefused(place, str(error)) from None
+        raise SchemaRefused(_blamed(calls, check) or place, str(error)) from None
     return grammar
+
+
+def _blamed(calls: Calls, check: Check) -> str | None:
+    """The place of the tool that cannot be called, or of its parameter; None: each of them can be by itself."""
+    for tool in calls.tools[:MAX_LOOKS]:
+        if _fails(tool, calls.markup, check):
+            parts = list(_parameters(tool))[:MAX_LOOKS]
+            failing = (part.parameters_place for part in parts if _fails(part, calls.markup, check))
+            return next(failing, tool.parameters_place)
+    return None
+
+
+def _fails(tool: ToolSchema, markup: Markup, check: Check) -> bool:
+    rules = Rules()
+    rules.add("start", call_rule(rules, tool, markup))
+    try:
+        check(rules.grammar())
+    except GrammarError:
+        return True
+    return False
+
+
+def _parameters(tool: ToolSchema) -> Iterator[ToolSchema]:
+    """The tool with each of its parameters alone, at the place of that."""
+    schema = tool.parameters or {}
+    for name, one in (schema.get("properties") or {}).items():
+        alone = {**schema, "properties": {name: one}, "required": [name]}
+        yield replace(tool, parameters=alone, parameters_place=f"{tool.parameters_place}.properties.{name}")
 
 
 def _start(thinking: Thinking) -> str:

@@ -9,13 +9,28 @@ from provider.errors import GrammarError
 from provider.grammar.limits import parser_limits
 
 MAX_REASON_CHARS = 300
-_REWORDED = {
-    "Unimplemented keys:": "it uses what is not supported:",
-    "oneOf constraints": "oneOf is supported only where its alternatives exclude one another",
-}
-
-_BOUNDS = re.compile(r"Unsatisfiable schema: (exclusiveM|m)(in|ax)imum |Unsatisfiable schema: integer interval ")
-"""What it goes on to tell are the bounds as they are held to, which need not be those that were asked for."""
+NOTHING_FITS = "nothing satisfies it"
+_REWORDED = [
+    (re.compile(said), ours)
+    for said, ours in (
+        (r"NoExtension", NOTHING_FITS),
+        (r"Unimplemented keys:", "it uses what is not supported:"),
+        (r"oneOf constraints.*", "oneOf is supported only where its alternatives exclude one another"),
+        # What it goes on to tell are the bounds as they are held to, which need not be those that were asked for.
+        (r"Unsatisfiable schema: ((exclusiveM|m)(in|ax)imum |integer interval ).*", "no number is within its bounds"),
+        (r"Unsatisfiable schema: Regex is empty.*", f"{NOTHING_FITS}: no text is all that is asked of it"),
+        (r"Unsatisfiable schema: anyOf is empty", NOTHING_FITS),
+        (r"Unsatisfiable schema:", f"{NOTHING_FITS}:"),
+        (r"regex parse error: .* error: (.*)", r"its pattern cannot be read: \1"),
+        (r"Pointer '(.*)' does not exist", r"the reference '#\1' leads nowhere"),
+        (
+            r"fuel exhausted .*",
+            "it takes more work to compile than it may: shorter texts and fewer repetitions take less",
+        ),
+        (r"([0-9]+\([0-9]+\):|ValueError:).*", "it cannot be written down as a grammar"),
+    )
+]
+"""What llguidance says, in words that need no knowledge of it."""
 
 
 def check(grammar: str) -> None:
@@ -33,21 +48,17 @@ def checked(matcher: LLMatcher) -> LLMatcher:
     if matcher.is_error():
         raise GrammarError(_reason(matcher))
     if matcher.is_stopped() and not matcher.is_accepting():
-        raise GrammarError("nothing satisfies it")
+        raise GrammarError(NOTHING_FITS)
     return matcher
 
 
 def _reason(matcher: LLMatcher) -> str:
     """Behind it stands the grammar."""
-    error = matcher.get_error()
-    if error.startswith("NoExtension"):
-        return "nothing satisfies it"
-    if _BOUNDS.match(error):
-        return "no number is within its bounds"
-    said = " ".join(error.partition("\n<")[0].partition("\n1 |")[0].split())
-    for theirs, ours in _REWORDED.items():
-        if said.startswith(theirs):
-            return said.replace(theirs, ours) if theirs.endswith(":") else ours
+    said = " ".join(matcher.get_error().partition("\n<")[0].partition("\n1 |")[0].split())
+    for theirs, ours in _REWORDED:
+        if theirs.match(said):
+            said = theirs.sub(ours, said, count=1)
+            break
     return said if len(said) <= MAX_REASON_CHARS else f"{said[:MAX_REASON_CHARS]}..."
 
 

@@ -11,7 +11,14 @@ from typing import Any
 from provider.errors import GrammarError, SchemaRefused
 from provider.grammar.finite import endless, without_endless_parts
 from provider.grammar.formats import PATTERNS, with_patterns
-from provider.grammar.limits import MAX_BLAMED_BYTES, MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
+from provider.grammar.limits import (
+    MAX_BLAMED_BYTES,
+    MAX_DEPTH,
+    MAX_GRAMMAR_BYTES,
+    MAX_NESTED,
+    MAX_PROPERTIES,
+    MAX_SCHEMAS,
+)
 from provider.grammar.local_names import LISTS, MAPS, PARTS, by_pointers
 from provider.grammar.numbers import with_exact_numbers
 from provider.grammar.patterns import translated
@@ -41,6 +48,7 @@ Check = Callable[[str], None]
 
 def usable(schema: Json, place: str, check: Check) -> Schema:
     """The schema as llguidance reads it. Raises SchemaRefused with the place of what is wrong, from `place` on."""
+    _check_json(schema, place)
     cleaned = _Cleaner(_stands_alone(schema)).clean(by_pointers(schema), place, 0)
     whole = _whole(cleaned)
     size_bytes = len(json.dumps(whole))
@@ -56,6 +64,27 @@ def usable(schema: Json, place: str, check: Check) -> Schema:
     if (never := endless(whole, place)) is not None:
         raise SchemaRefused(never, "no finite value satisfies it: it has to hold another of itself, for ever")
     return {**without_endless_parts(whole), "x-guidance": STYLE}
+
+
+def _check_json(schema: Json, place: str) -> None:
+    """Raises SchemaRefused for what no grammar can say, whatever it stands for."""
+    todo = [(schema, place, 0)]
+    while todo:
+        value, where, depth = todo.pop()
+        if depth > MAX_NESTED:
+            raise SchemaRefused(place, f"it is nested more than {MAX_NESTED} deep")
+        match value:
+            case str() if not _is_text(value):
+                raise SchemaRefused(where, "it holds one half of a surrogate pair, which is no character")
+            case dict():
+                todo += [(name, where, depth) for name in value]
+                todo += [(one, f"{where}.{name}", depth + 1) for name, one in value.items()]
+            case list():
+                todo += [(one, f"{where}[{number}]", depth + 1) for number, one in enumerate(value)]
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _whole(schema: Json) -> Schema:

@@ -14,7 +14,9 @@ MAX_PROPERTIES = 1_000
 MAX_BLAMED_BYTES = 64 * 2**10
 """A schema larger than this that cannot be used is not searched for the part that is to blame."""
 MAX_DEPTH = 40
-"""Of schemas within one another; llguidance reads no JSON that is nested deeper than 128."""
+"""Of schemas within one another."""
+MAX_NESTED = 110
+"""Of the JSON of a schema; llguidance reads none that is nested deeper than 128, and a copy may lie deeper."""
 
 
 def parser_limits() -> LLParserLimits:

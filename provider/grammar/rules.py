@@ -36,7 +36,7 @@ class Rules:
 
 def literal(text: str) -> str:
     """How a rule says: this text."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # which Lark does not read as it is
 
 
 def grammar_of(rules: str, schemas: Mapping[str, Json]) -> str:

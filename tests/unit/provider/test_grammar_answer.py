@@ -211,6 +211,19 @@ def test_what_xml_cannot_say_is_refused_by_its_place(parameters: Any, texts: str
     assert caught.value.place == place
 
 
+def schema_of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_what_is_too_much_for_the_rules_of_calls_is_refused_by_its_place(several: bool) -> None:
+    long = schema_of(a={"type": "string"}, b={"type": "string", "minLength": 10**6})
+    tools = [tool(), ToolSchema("g", usable(long, "q", check), frozenset("ab"), "n", "q")]
+    with pytest.raises(SchemaRefused, match="more work to compile") as caught:
+        grammar(tools=tools if several else tools[1:])
+    assert caught.value.place == "q.properties.b"
+
+
 def test_a_function_whose_name_would_be_markup_is_refused_by_its_place() -> None:
     with pytest.raises(SchemaRefused) as caught:
         grammar(tools=[tool(name="f>")])

@@ -52,19 +52,21 @@ def test_a_value_is_what_its_schema_says(text: str) -> None:
 
 
 @pytest.mark.parametrize("markup", Markup)
-def test_an_argument_is_what_its_schema_says(markup: Markup) -> None:
-    parameters = usable(closed(p={"type": "string", "enum": [MIXED]}, o=closed(**{MIXED: {"const": END}})), "p", check)
+@pytest.mark.parametrize(
+    "text", [MIXED, "\u2028\0\x7f", "\x7f", "\x01\x1b\x85", "\r\n", '\\n \\" \\', "\ufeff\u200d", "", "😀"]
+)
+def test_an_argument_is_what_its_schema_says(markup: Markup, text: str) -> None:
+    parameters = usable(closed(p={"type": "string", "enum": [text]}, o=closed(**{text: {"const": text}})), "p", check)
     tool = ToolSchema("f", parameters, frozenset("p"), "n", "p")
     grammar = answer_grammar(Thinking.DONE, None, Calls([tool], markup, several=False, talk=False), "s", check)
-    text = said(GUIDES.guide(grammar), 1)
+    answer = said(GUIDES.guide(grammar), 1)
     if markup is Markup.XML:
-        _, _, parameter = text.partition("<parameter=p>\n")
-        assert parameter.startswith(MIXED + "\n</parameter>")
-        value = text.partition("<parameter=o>\n")[2].partition("\n</parameter>")[0]
-        assert json.loads(value) == {MIXED: END}
+        assert answer.partition("<parameter=p>\n")[2].startswith(text + "\n</parameter>")
+        value = answer.partition("<parameter=o>\n")[2].partition("\n</parameter>")[0]
+        assert json.loads(value) == {text: text}
     else:
-        call = json.loads(text.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
-        assert call["arguments"] == {"p": MIXED, "o": {MIXED: END}}
+        call = json.loads(answer.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        assert call["arguments"] == {"p": text, "o": {text: text}}
 
 
 def test_a_tokenizer_that_reads_control_tokens_into_every_text_is_not_believed() -> None:

@@ -69,6 +69,36 @@ def test_a_schema_that_cannot_be_held_to_is_refused_by_its_place(schema: Any, pl
     assert "\n" not in refused.reason
 
 
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "string", "pattern": "*"}, "its pattern cannot be read: repetition operator missing expression"),
+        (
+            {"type": "string", "pattern": "^a$", "minLength": 4},
+            "nothing satisfies it: no text is all that is asked of it",
+        ),
+        ({"type": "string", "const": "a", "pattern": "^b"}, "nothing satisfies it: no text is all that is asked of it"),
+        ({"type": "string", "enum": [1]}, "nothing satisfies it: incompatible types"),
+        ({"anyOf": []}, "nothing satisfies it"),
+        ({"type": "number", "exclusiveMinimum": 1, "maximum": 1}, "no number is within its bounds"),
+        ({"$ref": "#/$defs/none"}, "the reference '#/$defs/none' leads nowhere"),
+        ({"if": {}}, 'it uses what is not supported: ["if"]'),
+        ({"const": "a\ud800"}, "it holds one half of a surrogate pair, which is no character"),
+    ],
+)
+def test_a_refusal_says_why_in_words_of_its_own(schema: Any, reason: str) -> None:
+    assert refusal(closed(a=schema) if "$ref" not in schema else schema).reason == reason
+
+
+def test_values_of_a_schema_are_nested_no_deeper_than_they_are_read() -> None:
+    value: Any = 1
+    for depth in range(5000):
+        value = [value]
+        if depth == 60:
+            usable({"const": value}, "s", check)
+    assert "nested more than" in refusal({"const": value}).reason
+
+
 def test_a_schema_is_bounded_before_anything_is_compiled() -> None:
     def nobody(grammar: str) -> None:
         raise AssertionError("compiled")
