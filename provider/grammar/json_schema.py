@@ -22,6 +22,7 @@ from provider.grammar.limits import (
 from provider.grammar.local_names import LISTS, MAPS, PARTS, by_pointers
 from provider.grammar.numbers import with_exact_numbers
 from provider.grammar.patterns import translated
+from provider.grammar.property_names import with_named_properties
 from provider.grammar.references import standing_alone
 from provider.grammar.rules import grammar_of
 
@@ -49,7 +50,8 @@ Check = Callable[[str], None]
 def usable(schema: Json, place: str, check: Check) -> Schema:
     """The schema as llguidance reads it. Raises SchemaRefused with the place of what is wrong, from `place` on."""
     _check_json(schema, place)
-    cleaned = _Cleaner(_stands_alone(schema)).clean(by_pointers(schema), place, 0)
+    pointed = by_pointers(schema)
+    cleaned = _Cleaner(pointed, _stands_alone(schema)).clean(pointed, place, 0)
     whole = _whole(cleaned)
     size_bytes = len(json.dumps(whole))
     if size_bytes > MAX_GRAMMAR_BYTES:
@@ -100,9 +102,11 @@ def _alone(schema: Schema) -> str:
 class _Cleaner:
     """Owner: one look at one schema."""
 
-    def __init__(self, closes: bool) -> None:
-        """`closes`: an object whose properties are named has no others, unless its schema says that it may. Whatever
-        is open by mere silence is an invitation to ramble, and an answer without it is as valid."""
+    def __init__(self, root: Json, closes: bool) -> None:
+        """`root`: what references lead into. `closes`: an object whose properties are named has no others, unless its
+        schema says that it may. Whatever is open by mere silence is an invitation to ramble, and an answer without it
+        is as valid."""
+        self._root = root
         self._closes = closes
         self._seen = 0
 
@@ -118,7 +122,10 @@ class _Cleaner:
             raise SchemaRefused(place, f"schemas are nested more than {MAX_DEPTH} deep")
         if len(_dict(schema.get("properties"))) > MAX_PROPERTIES:
             raise SchemaRefused(f"{place}.properties", f"there are more than {MAX_PROPERTIES}")
-        says = {key: value for key, value in schema.items() if _says(key, value)}
+        if schema.get("not") in ({}, True):
+            return False
+        named = with_named_properties(schema, self._root, place)
+        says = {key: value for key, value in named.items() if _says(key, value)}
         cleaned = {key: self._member(key, value, f"{place}.{key}", depth) for key, value in says.items()}
         if self._closes and _is_described(cleaned):
             cleaned["additionalProperties"] = False

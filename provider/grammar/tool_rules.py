@@ -78,6 +78,8 @@ def _xml_call(rules: Rules, tool: ToolSchema) -> str:
     for name, schema in properties.items():
         _check_name(name, f"{place}.properties")
         where = f"{place}.properties.{name}"
+        if schema is False and name not in required:
+            continue
         one = _parameter(rules, parameters, name, schema, where, as_text=name in tool.texts)
         said.append(one if name in required else f"{one}?")
     return " ".join([*said, literal(f"</function>{CALL_END}")])

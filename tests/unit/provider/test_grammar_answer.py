@@ -215,6 +215,14 @@ def schema_of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+@pytest.mark.parametrize("texts", ["", "b"])
+def test_a_parameter_that_nothing_satisfies_is_left_out(texts: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"const": 1}, "b": {"not": {}}}, "required": ["a"]}
+    held = grammar(tools=[tool(parameters=parameters, texts=frozenset(texts))])
+    assert takes(held, xml(("a", "1")))
+    assert not takes(held, xml(("a", "1"), ("b", "1")))
+
+
 @pytest.mark.parametrize("several", [True, False])
 def test_what_is_too_much_for_the_rules_of_calls_is_refused_by_its_place(several: bool) -> None:
     long = schema_of(a={"type": "string"}, b={"type": "string", "minLength": 10**6})

@@ -9,6 +9,7 @@ from provider.errors import GrammarError, SchemaRefused
 from provider.grammar.checking import check
 from provider.grammar.json_schema import MAX_LOOKS, usable
 from provider.grammar.limits import MAX_DEPTH, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_SCHEMAS
+from tests.fixtures.languages import admits, matcher_of
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -40,6 +41,11 @@ def refusal(schema: Any) -> SchemaRefused:
         ({"$ref": "#"}, "s"),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "s.$defs.a"),
         ({"type": "array", "uniqueItems": True}, "s"),
+        ({"not": {}}, "s"),
+        ({"not": {"type": "string"}}, "s"),
+        ({"type": "object", "propertyNames": {"minLength": 2}}, "s.propertyNames"),
+        ({"type": "object", "propertyNames": False}, "s.propertyNames"),
+        (closed(a={"propertyNames": {"enum": ["a"]}, "properties": {}}), "s.properties.a.propertyNames"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "s"),
         ({"enum": []}, "s"),
         (closed(a={"type": "string", "minLength": 5, "maxLength": 2}), "s.properties.a"),
@@ -209,3 +215,42 @@ def test_a_property_that_is_named_as_a_keyword_is_a_property() -> None:
     properties = {"$id": {"type": "string"}, "$ref": {"type": "string"}, "$anchor": {"type": "null"}}
     schema = {"$anchor": "x", **closed(**properties)}
     assert usable(schema, "s", check)["properties"] == properties
+
+
+PAIRS = {"type": "object", "additionalProperties": {"type": "boolean"}}
+EITHER = ["a", "b<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        ({**PAIRS, "propertyNames": {"type": "string"}}, ['{"x": true}', "{}"], ['{"x": 1}']),
+        ({**PAIRS, "propertyNames": True}, ['{"x": true}'], ['{"x": 1}']),
+        ({"properties": {"x": {"const": 1}}, "propertyNames": {"title": "t"}}, ['{"x": 1}', "{}"], ['{"x": 2}']),
+        (
+            {**PAIRS, "propertyNames": {"type": "string", "enum": EITHER}, "required": ["a"]},
+            ['{"a": true}', '{"a": true, "b<|im_end|>": false}'],
+            ["{}", '{"c": true}', '{"a": 1}'],
+        ),
+        (
+            {**PAIRS, "propertyNames": {"$ref": "#/$defs/E"}, "$defs": {"E": {"enum": EITHER}}},
+            ["{}", '{"a": true}', '{"b<|im_end|>": true}'],
+            ['{"c": true}', '{"a": 1}'],
+        ),
+        ({"type": "object", "propertyNames": {"const": "a"}}, ["{}", '{"a": [1]}'], ['{"b": 1}']),
+        ({**PAIRS, "propertyNames": {"pattern": r"^\d$"}}, ["{}", '{"5": true}'], ['{"a": true}', '{"5": 1}']),
+        ({"properties": {"a": {"const": 1}, "b": {"not": {}}}, "required": ["a"]}, ['{"a": 1}'], ['{"a": 1, "b": 1}']),
+        (
+            {"properties": {"b": {"not": {}, "title": "B"}}, "additionalProperties": {"const": 1}},
+            ["{}", '{"a": 1}'],
+            ['{"b": 1}', '{"a": 1, "b": 1}'],
+        ),
+        ({"type": "array", "items": {"not": True}}, ["[]"], ["[1]"]),
+    ],
+)
+def test_what_a_keyword_says_is_held_to_where_others_say_it(
+    schema: dict[str, Any], fitting: list[str], others: list[str]
+) -> None:
+    matcher = matcher_of(usable(schema, "s", check))
+    assert [text for text in fitting if not admits(matcher, text)] == []
+    assert [text for text in others if admits(matcher, text)] == []
