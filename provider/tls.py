@@ -14,7 +14,7 @@ def authorities(file: Path | None) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=str(file))
     except OSError as error:
-        said = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        said = (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or error
         raise ConfigError(f"--coordinator-ca {file}: not a PEM file of certificates ({said}).") from error
 
 

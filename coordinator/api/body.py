@@ -87,6 +87,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise Refusal(nested_too_deeply()) from None
+    except UnicodeEncodeError:
+        half = "The body holds one half of a surrogate pair (such as \\ud800), which is no character."
+        raise Refusal(invalid_request(half, code="invalid_json")) from None
     except ValueError as error:
         if (wrong := unreadable_number(body)) is not None:
             raise Refusal(wrong) from None

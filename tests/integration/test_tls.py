@@ -143,9 +143,12 @@ def test_files_that_are_none_are_told_at_the_start(pair: tuple[Path, Path], tmp_
         done = typed("serve", "--port", "0", "--data-dir", str(tmp_path / "unused"), *flags)
         assert done.exit_code == 1
         assert "--tls-" in done.stderr
-    for bad in (wrong, tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="--coordinator-ca"):
+    empty = tmp_path / "empty"
+    empty.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    for bad in (wrong, empty, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match="--coordinator-ca") as refused:
             authorities(bad)
+        assert "None" not in str(refused.value)
     assert not (tmp_path / "unused").exists()
 
 

@@ -44,6 +44,12 @@ def test_what_could_not_be_sent_on_is_refused(body: str) -> None:
         parse_object(body.encode())
 
 
+def test_half_a_surrogate_pair_is_named() -> None:
+    with pytest.raises(Refusal) as refused:
+        parse_object(b'{"name": "\\ud800"}')
+    assert "half of a surrogate pair" in refused.value.failure.message
+
+
 def test_a_whole_pair_passes() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
