@@ -26,7 +26,9 @@ async def database(settings: Settings) -> AsyncIterator[str]:
     keeping = asyncio.create_task(_keep(embedded, acquiring))
     try:
         await asyncio.wait({acquiring})  # which, being cancelled, leaves it alone
-        yield acquiring.result()
+        url = acquiring.result()
+        log.event("postgres_ready", at=place_of(url))
+        yield url
     finally:
         embedded.give_up()
         keeping.cancel()
