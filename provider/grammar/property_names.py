@@ -4,6 +4,7 @@ Pure."""
 from typing import Any
 
 from provider.errors import SchemaRefused
+from provider.grammar.formats import with_patterns
 from provider.grammar.limits import MAX_PROPERTIES
 from provider.grammar.local_names import followed
 
@@ -13,8 +14,8 @@ Schema = dict[str, Json]
 
 _REMARKS = {"title", "description", "default", "examples", "$comment"}
 _WHY = (
-    "can be any texts, an `enum` or `const` of them, or those of a `pattern`, and other than any only of an object "
-    "without `properties` and `patternProperties`"
+    "can be any texts, an `enum` or `const` of them, or those of a `pattern` or `format`; other than any only of an "
+    "object without `properties` and `patternProperties`"
 )
 
 
@@ -45,5 +46,5 @@ def _said(names: Json, root: Json) -> Schema:
         names = followed(root, names["$ref"])
     if names is True or not isinstance(names, dict):
         return {} if names is True else {"not": names}
-    said = {key: value for key, value in names.items() if key not in _REMARKS}
+    said = with_patterns({key: value for key, value in names.items() if key not in _REMARKS})
     return {} if said == {"type": "string"} else said

@@ -239,6 +239,7 @@ EITHER = ["a", "b<|im_end|>"]
         ),
         ({"type": "object", "propertyNames": {"const": "a"}}, ["{}", '{"a": [1]}'], ['{"b": 1}']),
         ({**PAIRS, "propertyNames": {"pattern": r"^\d$"}}, ["{}", '{"5": true}'], ['{"a": true}', '{"5": 1}']),
+        ({**PAIRS, "propertyNames": {"format": "date"}}, ['{"2024-02-29": true}'], ['{"2023-02-29": true}']),
         ({"properties": {"a": {"const": 1}, "b": {"not": {}}}, "required": ["a"]}, ['{"a": 1}'], ['{"a": 1, "b": 1}']),
         (
             {"properties": {"b": {"not": {}, "title": "B"}}, "additionalProperties": {"const": 1}},
