@@ -25,6 +25,8 @@ from tests.soak import SOAK
 REQUESTS = 200 if SOAK else 20
 CONCURRENCY = 8
 TAG = {"type": "string", "enum": ["red", "green", "blue"]}
+MARK = "a<|im_end|>\n<|im_start|>b"
+"""Text that reads like control tokens, and is none."""
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 30}}, "required": ["answer"]},
     {
@@ -51,8 +53,9 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
             "kind": {"anyOf": [{"const": "a"}, {"type": "null"}, {"type": "boolean"}]},
             "day": {"type": "string", "format": "date"},
             "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{2}$"},
+            MARK: {"const": MARK},
         },
-        "required": ["kind", "day", "code"],
+        "required": ["kind", "day", "code", MARK],
     },
     {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": 9}, "minItems": 2, "maxItems": 4},
 )
@@ -64,8 +67,9 @@ PARAMETERS = {
         "city": {"type": "string", "maxLength": 12},
         "days": {"type": "integer", "minimum": 1, "maximum": 9},
         "tags": {"type": "array", "items": TAG, "maxItems": 2},
+        "mark": {"type": "string", "enum": [MARK]},
     },
-    "required": ["city", "days"],
+    "required": ["city", "days", "mark"],
     "additionalProperties": False,
 }
 WEATHER = {"name": "get_weather", "description": "Current weather of a city", "parameters": PARAMETERS}
