@@ -12,6 +12,7 @@ Words = NDArray[np.int32]
 """[R, ceil(V / 32)]: bit b of word w is token 32 * w + b. Set: the token may come."""
 ANY = -1
 """The word of a row that nothing guides."""
+TOO_MUCH = "what may come next takes more work to find out than it may"
 
 
 @dataclass(slots=True)
@@ -117,4 +118,8 @@ def _executor() -> LLExecutor:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    return " ".join(matcher.get_error().partition("<")[0].split())
+    """Empty: nothing is wrong."""
+    said = " ".join(matcher.get_error().partition("<")[0].split())
+    if said.startswith("NoExtension"):
+        return "nothing can come next"
+    return TOO_MUCH if any(word in said for word in ("lexer", "too many", "fuel", "limit", "complex")) else said

@@ -1,6 +1,5 @@
 """Which tokens may come next: position by position, with drafts before them, for several sequences at once."""
 
-import json
 from random import Random
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from provider.errors import GrammarError
 from provider.grammar.compiler import Guides
-from provider.grammar.guide import ANY, Guide, allowed, masks
+from provider.grammar.guide import ANY, TOO_MUCH, Guide, allowed, masks
 from provider.grammar.json_schema import STYLE
 from provider.grammar.rules import grammar_of
 from tests.fixtures.grammars import END, GUIDES, TOKENIZER, VOCAB_SIZE, guide_of
@@ -114,9 +113,7 @@ def test_a_grammar_that_asks_too_much_of_a_step_fails_its_own_sequence_alone() -
         if hard.failure is not None:
             break
         hard.note(TOKENIZER.encode('"')[0] if 0 in rows[0] else max(bits(rows[0])))
-    assert hard.failure is not None
-    assert "\n" not in hard.failure
-    assert json.dumps(SCHEMA)[:20] not in hard.failure
+    assert hard.failure == TOO_MUCH
     assert other.failure is None
     assert bits(rows[1]) == set(allowed(guide_of(VALUE), VOCAB_SIZE) or [])
 
