@@ -22,7 +22,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _SCALAR = re.compile(r'[^ \t\r\n,:{}\[\]"]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z")
 LOST = "\\ufffd"
@@ -222,21 +222,21 @@ class JsonText:
     def _escape(self, told: list[str]) -> bool:
         if _HALF_ESCAPE.match(self._rest):
             return False
-        if _SURROGATE.match(self._rest):
-            return self._surrogate(told)
+        half = _SURROGATE.match(self._rest)
+        if half is not None:
+            return self._surrogate(half.end(), told)
         escape = _ESCAPE.match(self._rest)
         told.append("\\\\" if escape is None else escape[0])
         self._rest = self._rest[1 if escape is None else escape.end() :]
         return True
 
-    def _surrogate(self, told: list[str]) -> bool:
+    def _surrogate(self, end: int, told: list[str]) -> bool:
+        """`end`: of the first half."""
         if _HALF_PAIR.match(self._rest):
             return False
         pair = _PAIR.match(self._rest)
-        escape = _ESCAPE.match(self._rest)
-        assert escape is not None, "half an escape has been waited for"
         told.append(LOST if pair is None else pair[0])
-        self._rest = self._rest[escape.end() if pair is None else pair.end() :]
+        self._rest = self._rest[end if pair is None else pair.end() :]
         return True
 
     def _quote(self, told: list[str]) -> bool:

@@ -170,8 +170,9 @@ def _empty(stream: Wire) -> list[dict[str, Any]]:
 
 
 def test_forced_parks_change_no_text(tmp_path: Path, roomy: Api) -> None:
-    """Greedy and seeded, alone and in batches of up to eight; the bundled model drafts."""
-    bodies = [counting(n, 34, ignore_eos=True, **SAMPLINGS[n % 2]) for n in range(8)]
+    """Greedy and seeded, alone and in batches of up to eight; the bundled model drafts, so a step may give a chat four
+    tokens, and its second park comes after 38 at most."""
+    bodies = [counting(n, 40, ignore_eos=True, **SAMPLINGS[n % 2]) for n in range(8)]
     alone = [roomy.text(body) for body in bodies]
     with local(tmp_path, DARKBLOOM_PREEMPT_EVERY="16") as (_, api):
         for chats in (1, 8):

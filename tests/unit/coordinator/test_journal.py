@@ -1,5 +1,6 @@
 """Journals on a real disk: what is appended is read back in order, whatever dies in between."""
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,8 @@ def drained(source: Journal, limit: int = 3) -> list[Record]:
 
 def killed(mine: Journal) -> None:
     """As the end of its process would leave it: the lock is free, and nothing was tidied."""
+    for descriptor in mine.unsynced():
+        os.close(descriptor)
     if mine._file is not None:
         mine._file.close()
     mine._lock.close()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from provider.api.conversation import arguments_of
@@ -218,6 +218,7 @@ FRAGMENTS = st.sampled_from(
         ]
     ),
 )
+@example('"\\ude<tool_call>', [], False, '<tool_call>{"name": "note", "arguments": {')
 def test_no_split_changes_what_is_told(text: str, cuts: list[int], cut: bool, begun: str) -> None:
     text = begun + text
 

@@ -68,6 +68,7 @@ def test_a_head_that_drafts_nothing_for_a_whole_answer_is_warned_of_once_in_a_ro
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     news = DraftNews("m")
-    for accepted, tokens in ((0, 9), (0, 9), (1, 9), (0, 2), (0, 9)):
-        news.finished(Finished("a", "length", 3, tokens, accepted=accepted), None)
+    with caplog.at_level(logging.WARNING, "provider.draft_news"):
+        for accepted, tokens in ((0, 9), (0, 9), (1, 9), (0, 2), (0, 9)):
+            news.finished(Finished("a", "length", 3, tokens, accepted=accepted), None)
     assert sum("mtp_drafted_nothing" in record.message for record in caplog.records) == 2
