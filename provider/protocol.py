@@ -316,23 +316,23 @@ class Cancel(Wire):
 
 class LoadModel(Wire):
     type: Literal["load_model"] = "load_model"
-    model_id: str
+    model_id: ModelName
 
 
 class UnloadModel(Wire):
     type: Literal["unload_model"] = "unload_model"
-    model_id: str
+    model_id: ModelName
 
 
 class PrefetchModel(Wire):
     type: Literal["prefetch_model"] = "prefetch_model"
-    model_id: str
+    model_id: ModelName
     source: str
     digest: str | None = None
 
 
 class DesiredModel(Wire):
-    id: str
+    id: ModelName
     source: str
     digest: str | None = None
 

@@ -24,7 +24,7 @@ from provider.wire_limits import MOST_NAMED
 
 router = APIRouter(responses={"default": {"description": "An error, in OpenAI's form."}})
 Operator = Annotated[Token, Depends(requires(TokenKind.ADMIN))]
-Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Digest = Annotated[str, Field(pattern=DIGEST_FORM)]
 MAX_POOLS = 100
 EVERYBODY = "*"

@@ -50,6 +50,9 @@ def test_a_message_comes_back_as_it_was_sent_and_unknown_fields_are_ignored() ->
         '{"type": "cancel"}',
         '{"type": "cancel", "request_id": 5}',
         '{"type": "cancel", "request_id": "\\ud800"}',
+        '{"type": "load_model", "model_id": "a\\nb"}',
+        json.dumps({"type": "unload_model", "model_id": "m" * 1025}),
+        json.dumps({"type": "desired_models", "revision": 1, "models": [{"id": "", "source": "x"}]}),
         "[" * 100_000,
     ],
 )
