@@ -150,12 +150,14 @@ def watched(name: str) -> Iterator[None]:
             if record.exc_info is not None:
                 faults.append(self.format(record))
 
-    notes, before = Notes(logging.ERROR), _resident_bytes()
-    logging.getLogger(name).addHandler(notes)
+    notes, before, logger = Notes(logging.ERROR), _resident_bytes(), logging.getLogger(name)
+    logger.addHandler(notes)
+    logger.propagate = False  # pytest keeps every record, and with it the frames that it tells of
     try:
         yield
     finally:
-        logging.getLogger(name).removeHandler(notes)
+        logger.propagate = True
+        logger.removeHandler(notes)
     assert faults == []
     assert _resident_bytes() - before < MOST_GROWTH_BYTES
 
