@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from provider.data_dir import why_unusable
 from provider.errors import ConfigError
 from provider.exact.policy import Mode as ExactMode
 from provider.lane_file import DIRECTORY as LANES_DIRECTORY
@@ -177,12 +178,9 @@ def data_directory(flag: Path | None, env: Mapping[str, str] = os.environ) -> Pa
 
 def make_data_directory(data_dir: Path) -> None:
     """Raises ConfigError when it cannot be made or written to."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--data-dir {data_dir} cannot be a directory: {error.strerror}") from error
-    if not os.access(data_dir, os.W_OK | os.X_OK):
-        raise ConfigError(f"--data-dir {data_dir} cannot be written to.")
+    why = why_unusable(data_dir)
+    if why is not None:
+        raise ConfigError(why)
 
 
 def read_config(

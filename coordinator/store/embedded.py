@@ -28,6 +28,7 @@ import psycopg
 from coordinator.errors import BadConfiguration, PostgresFailed
 from coordinator.store import postmaster
 from coordinator.store.postmaster import Postmaster
+from provider.data_dir import why_unusable
 
 LOCK_WAIT_S = 90
 START_WAIT_S = 60
@@ -119,12 +120,9 @@ def _pause(given_up: threading.Event) -> None:
 
 
 def _made(data_dir: Path) -> Path:
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadConfiguration(f"--data-dir {data_dir} cannot be a directory: {error.strerror}.") from error
-    if not os.access(data_dir, os.W_OK | os.X_OK):
-        raise BadConfiguration(f"--data-dir {data_dir} cannot be written to.")
+    why = why_unusable(data_dir)
+    if why is not None:
+        raise BadConfiguration(why)
     return data_dir.resolve()
 
 

@@ -17,7 +17,7 @@ from provider.protocol import (
     InferenceComplete,
 )
 from provider.wire_limits import MOST_PARTS
-from tests.unit.coordinator.hub_world import REQUEST, World, chunk, heartbeat, play, settle, taken, uuid_of
+from tests.unit.coordinator.hub_world import REQUEST, Wires, World, chunk, heartbeat, play, settle, taken, uuid_of
 
 FLEET = 40
 
@@ -67,14 +67,18 @@ def test_a_fleet_whose_sockets_all_break_for_twenty_seconds_comes_back_with_ever
     play(scene)
 
 
+async def lost_amid_an_answer(wires: Wires) -> None:
+    wires.say(chunk(0))
+    await settle()
+    wires.lose()
+    await settle()
+
+
 def test_streams_wait_forty_five_seconds_for_their_provider_and_no_longer() -> None:
     async def scene(world: World) -> None:
         wires = await world.join()
         with world.lease() as inbox:
-            wires.say(chunk(0))
-            await settle()
-            wires.lose()
-            await settle()
+            await lost_amid_an_answer(wires)
             await world.wait(44)
             assert taken(inbox) == [0]
             assert world.held() == {"j.1"}
@@ -92,10 +96,7 @@ def test_a_provider_that_may_come_back_is_not_forgotten_before_however_long_that
     async def scene(world: World) -> None:
         wires = await world.join()
         with world.lease() as inbox:
-            wires.say(chunk(0))
-            await settle()
-            wires.lose()
-            await settle()
+            await lost_amid_an_answer(wires)
             await world.wait(699)
             assert (taken(inbox), uuid_of(0) in world.hub.views) == ([0], True)
             await world.wait(2)
@@ -234,10 +235,7 @@ def test_what_is_cancelled_while_its_provider_is_away_is_gone_when_it_comes_back
     async def scene(world: World) -> None:
         wires = await world.join()
         with world.lease():
-            wires.say(chunk(0))
-            await settle()
-            wires.lose()
-            await settle()
+            await lost_amid_an_answer(wires)
         assert world.held() == set()
         again = await world.join(resume={"j.1": 5})
         assert again.told("registered")[0]["gone"] == ["j.1"]
